@@ -254,6 +254,7 @@ async def write_sessions(store: Watched, prefix: str) -> None:
     await sessions.reply("named", taken.token, page.requests[0], b"")
     begun = await sessions.begin("named", taken.token)
     await sessions.done("named", taken.token, begun.seq, cpu_ms=1)
+    await sessions.restart("named", taken.token)
     await checkpoints.delete("named")
     await sessions.release("named", taken.token, even_unfinished=True)
     await lease.release()

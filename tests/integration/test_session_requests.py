@@ -210,6 +210,27 @@ async def test_a_session_that_was_closing_when_its_worker_died_is_closed_by_the_
             await caller.sessions.info("user-1")
 
 
+async def test_what_was_done_before_a_restart_is_not_missed_by_another_worker(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    async with HostWorker(valkey_url, prefix, results) as first:
+        for _ in range(3):
+            await caller.run("user-1", "n = 1")
+        assert await caller.ask("user-1", RestartRequest()) == RequestDone()
+        lost = await caller.submit(
+            "user-1", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+        )
+        assert (await caller.ended(lost)).outcome == Outcome.FAILED
+        await caller.settled("user-1")
+        first.host.stop_taking()
+        await eventually(lambda: not first.hosted)
+    async with HostWorker(valkey_url, prefix, results, name="w2"):
+        call = await caller.submit("user-1", "'n' in globals()")
+        assert (await caller.ended(call)).result_text == "False"
+        restored = [e for e in await caller.events(call) if isinstance(e, SessionRestored)]
+        assert restored == [SessionRestored(lost_calls=1)]
+
+
 async def test_a_forgotten_session_is_over_in_its_worker(
     worker: HostWorker, caller: Caller
 ) -> None:

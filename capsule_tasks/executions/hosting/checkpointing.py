@@ -102,16 +102,16 @@ class Checkpoints:
         await self._store.delete(self._session_id, token)
 
     async def restore(
-        self, session: Session, executions: int, forgotten: int
+        self, session: Session, executions: int, before_restart: int
     ) -> SessionRestored | None:
         """Give a new child the namespace of the checkpoint; what to tell the next call.
 
-        `executions` of the session are done; of those, `forgotten` before a restart. None for a
+        `executions` of the session are done; of those, `before_restart` before one. None for a
         session that has never run a call. Raises SnapshotError, CheckpointUnreadable.
         """
         manifest = await self._background.call_until_answered(self._find)
         if manifest is None:
-            lost_calls = executions - forgotten
+            lost_calls = executions - before_restart
             return SessionRestored(lost_calls=lost_calls) if lost_calls else None
         pieces = await self._background.call_until_answered(lambda: self._read(manifest))
         lost, differences = await restore_namespace(session, pieces)

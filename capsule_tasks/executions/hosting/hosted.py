@@ -89,8 +89,8 @@ class HostedSession:
         """Calls of the session that are done, whoever ran them."""
         self._requests = Requests(self, host.store, host.spawn)
         self._tenant = ""
-        self._forgotten = 0
-        """Calls that are done whose changes nobody wants any more: the session was restarted."""
+        self._before_restart = 0
+        """Those of them that were done when the session was restarted."""
         self._inherited: BegunCall | None = None
         self._is_begun_long_ago = False
         """So long ago that Redis may have forgotten the end of the inherited call."""
@@ -151,6 +151,7 @@ class HostedSession:
             if await self._take():
                 await self._live()
         except SessionOwnerLost as lost:
+            self._host.listing.discard(self.session_id)  # it may have been forgotten
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
         except Exception:
             log.exception("session %r failed in this worker", self.session_id)
@@ -204,6 +205,7 @@ class HostedSession:
         retention = self._host.publisher.retention
         self._is_begun_long_ago = taken.begun_ago_s >= retention.silent_retention_s - _CLOCKS_S
         self._executions = taken.executions
+        self._before_restart = taken.before_restart
         self._tenant = taken.tenant
         self._requests.is_closing = taken.is_closing
 
@@ -296,7 +298,7 @@ class HostedSession:
         try:
             session = await self._child.start()
             self._restored = await self._checkpoints.restore(
-                session, self._executions, self._forgotten
+                session, self._executions, self._before_restart
             )
         except (CapsuleError, TimeoutError) as fault:
             await self._child.end()
@@ -326,8 +328,8 @@ class HostedSession:
         """Do what is asked, between two calls."""
         if isinstance(request, RestartRequest):
             await self._child.end()
+            self._before_restart = await self.ownership.restart()
             await self._delete_checkpoint()
-            self._forgotten = self._executions
             self._restored = None
             return RequestDone()
         if (session := self._child.session) is None:

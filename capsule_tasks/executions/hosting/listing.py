@@ -28,9 +28,13 @@ class Listing:
         self._used[entry.session_id] = entry
         self._has_new.set()
 
+    def discard(self, session_id: str) -> None:
+        """Leave the record of the session to its next owner."""
+        self._used.pop(session_id, None)
+
     async def drop(self, session_id: str) -> None:
         """Take a session that is closed out of the index. Raises StorageError."""
-        self._used.pop(session_id, None)
+        self.discard(session_id)
         await self._index.record(dropped=[session_id])
 
     async def run(self) -> None:

@@ -106,6 +106,10 @@ class Ownership:
             lambda: done(self.session_id, self.token, seq, has_run=has_run, cpu_ms=cpu_ms)
         )
 
+    async def restart(self) -> int:
+        """Record that the session begins with an empty namespace; how many calls are done."""
+        return await self.write(lambda: self._store.restart(self.session_id, self.token))
+
     async def release(self, *, even_unfinished: bool = True) -> None:
         """End the ownership; raises SessionUnfinished unless `even_unfinished`."""
         release = self._store.release

@@ -67,6 +67,10 @@ def session_release(
 ) -> None: ...
 
 
+@script("sessions/restart")
+def session_restart(keys: NamedSessionKeys, *, token: int) -> None: ...
+
+
 @script("sessions/info")
 def session_info(keys: NamedSessionKeys) -> None: ...
 

@@ -175,6 +175,14 @@ class NamedSessionStore(CallStore, RequestStore):
         )
         return int((await self._own(session_id, call))[1])
 
+    async def restart(self, session_id: str, token: int) -> int:
+        """Record that the session begins with an empty namespace; how many calls are done by now.
+
+        Raises SessionOwnerLost.
+        """
+        call = scripts.session_restart.call(self.keys_of(session_id), token=token)
+        return int((await self._own(session_id, call))[1])
+
     async def release(self, session_id: str, token: int, *, even_unfinished: bool = False) -> None:
         """End the ownership of a session. Raises SessionOwnerLost, and SessionUnfinished.
 
@@ -297,7 +305,7 @@ class NamedSessionStore(CallStore, RequestStore):
 
 
 def _taken(session_id: str, reply: Reply) -> Taken:
-    _, token, profile, tenant, waiting, executions, closing, checkpoint, *begun = reply
+    _, token, profile, tenant, waiting, executions, restart, closing, checkpoint, *begun = reply
     seq, call, payload, begun_ago_ms = begun
     return Taken(
         session_id=session_id,
@@ -306,6 +314,7 @@ def _taken(session_id: str, reply: Reply) -> Taken:
         tenant=tenant.decode(),
         waiting=int(waiting),
         executions=int(executions),
+        before_restart=int(restart),
         is_closing=bool(closing),
         checkpoint=checkpoint or None,
         begun=BegunCall(int(seq), call.decode(), payload) if seq else None,

@@ -89,6 +89,8 @@ class Taken:
     """Calls that nobody has begun."""
     executions: int
     """Calls that are done."""
+    before_restart: int
+    """Those of them that were done at the last restart: nobody misses what they changed."""
     is_closing: bool
     checkpoint: bytes | None
     """The manifest, as its writer packed it."""

@@ -10,7 +10,7 @@ TESTED = {
     *("submit", "take", "begin", "done", "release", "close", "forget", "hold", "held"),
     *("want", "unwant", "take_wanted", "wanted_state"),
     *("request", "requests", "reply", "reply_read", "index_record", "index_list", "info", "known"),
-    *("forget_start", "forget_left", "unfinished", "look"),
+    *("forget_start", "forget_left", "unfinished", "restart", "look"),
     *("tenant_note", "tenant_reserve", "tenant_renew", "tenant_unreserve", "tenant_add_usage"),
     *("tenant_usage", "tenant_sessions", "tenant_forget"),
 }

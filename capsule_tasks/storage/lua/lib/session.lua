@@ -4,7 +4,7 @@
 -- `seq` (of the last call in the log), `executions` and `cpu_ms` (of the calls that are done),
 -- `owner` (an incarnation, while it has one), `token` (of the latest owner), `begun` and
 -- `begun_call` (the call that the owner has begun, at `begun_at`), `closing`, and what owners write of
--- checkpoints. While it is erased, `forgetting` is the owner that has not left yet, or empty.
+-- checkpoints; `before_restart`, the executions at the last restart. While it is erased, `forgetting` is the owner that has not left yet, or empty.
 --
 -- Its call log is a stream with the ids `<seq>-0`: the call that was begun, and those that wait.
 -- The ids of calls are in `known`, under infinity until the call is done, then under the time.

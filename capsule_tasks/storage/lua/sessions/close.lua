@@ -39,7 +39,7 @@ elseif session.owner or session.unfinished > 0 then
   return {DONE, 0, session.owner or ''}
 end
 redis.call('HDEL', session_key, 'profile', 'tenant', 'owner', 'created', 'used', 'executions',
-  'cpu_ms', 'closing', 'checkpoint')
+  'cpu_ms', 'closing', 'checkpoint', 'before_restart')
 redis.call('UNLINK', requests_key)
 redis.call('PUBLISH', channel, '')
 return {DONE, 1}

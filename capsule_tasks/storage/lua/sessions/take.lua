@@ -15,8 +15,9 @@
 --   expected      token that the session must have, or 0
 --   profile       of a session that is made
 --   ttl_ms        until the session expires
--- RETURNS {DONE, token, profile, tenant, waiting, executions, closing, checkpoint,
---         begun seq or 0, begun call, payload, ms since it was begun}
+-- RETURNS {DONE, token, profile, tenant, waiting, executions, executions at the
+--         last restart, closing, checkpoint, begun seq or 0, begun call, payload,
+--         ms since it was begun}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {HELD, incarnation, token} a session that has an owner, or not the expected token, or
@@ -28,7 +29,8 @@ local operation_id, age_ms, incarnation = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local steal, expected, profile, ttl_ms = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local function granted(session, token)
-  local got = redis.call('HMGET', session_key, 'executions', 'checkpoint', 'begun_at')
+  local got = redis.call('HMGET', session_key, 'executions', 'checkpoint', 'begun_at',
+    'before_restart')
   local begun, ago_ms = {seq = '0', call = '', payload = ''}, 0
   if session.begun then
     begun = calls_after(calls_key, session.begun .. '-0', 1)[1]
@@ -36,7 +38,7 @@ local function granted(session, token)
   end
   return {
     DONE, token, session.profile or profile, session.tenant or '', session.waiting,
-    tonumber(got[1] or 0), session.closing and 1 or 0, got[2] or '',
+    tonumber(got[1] or 0), tonumber(got[4] or 0), session.closing and 1 or 0, got[2] or '',
     tonumber(begun.seq), begun.call, begun.payload,
     ago_ms,
   }

@@ -217,6 +217,9 @@ def refuse(key: str) -> str:
         mark(key, os.getpid())
         app.backend.client.blpop(f"go:{key}", 30)
     except SystemExit:
+        # It may come between a command and its reply: what is sent over that connection next would
+        # wait for the other command's 30 seconds.
+        app.backend.client.connection_pool.disconnect()
         mark(f"{key}:asked")
         app.backend.client.blpop(f"go:{key}", 30)
     return "done"

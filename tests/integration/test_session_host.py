@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from capsule_tasks.executions.execution import Execution
 from capsule_tasks.protocol.events import (
     Accepted,
     AttemptClaimed,
@@ -20,7 +21,7 @@ from capsule_tasks.protocol.events import (
 from capsule_tasks.protocol.messages import InputRequest
 from capsule_tasks.settings import ChildSettings, OutputSettings, SessionConfig
 from capsule_tasks.storage.sessions.types import BegunCall
-from tests.integration.hosting import Caller, HostWorker, Results
+from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
 from tests.streaming import HANG_S, eventually
 
 
@@ -282,6 +283,25 @@ async def test_a_worker_that_waits_no_longer_stops_the_call_and_saves_the_namesp
     assert await caller.unfinished("user-1") == 0
     async with HostWorker(valkey_url, prefix, results):
         assert (await caller.run("user-1", "n")).result_text == "1", "the namespace was saved"
+
+
+async def test_a_call_that_is_about_to_be_sent_when_its_worker_stops_is_lost_and_not_cancelled(
+    worker: HostWorker, caller: Caller, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await caller.run("user-1", "n = 1")).outcome is Outcome.SUCCEEDED
+    admit = worker.supervisor.admit
+
+    def admit_and_stop(execution: Execution) -> None:
+        admit(execution)  # it waits for its claim now
+        worker.host.profiles[PROFILE].stop_calls("its worker was stopped")
+
+    monkeypatch.setattr(worker.supervisor, "admit", admit_and_stop)
+    call = await caller.submit("user-1", "n = 2")
+    ended = await caller.ended(call)
+    assert (ended.type, ended.message) == ("WorkerLostError", "its worker was stopped")
+    assert (await result(results, call)).outcome is Outcome.LOST
+    await caller.settled("user-1")
+    assert (await caller.sessions.info("user-1")).executions == 1, "the child was not sent it"
 
 
 async def test_a_worker_that_may_wait_for_calls_can_be_told_to_wait_no_longer(

@@ -37,7 +37,7 @@ class SessionLane(Lane):
         self.result: Result | None = None
         """The value of the last call, if it has one."""
         self.kill_reason = ""
-        """Why the host kills the child; the call that runs ends with it."""
+        """Why the host stops or kills the child; calls that run or wait end with it."""
         self._sent_at = 0.0
         self._on_child_refused = on_child_refused
 
@@ -67,9 +67,9 @@ class SessionLane(Lane):
             self._on_child_refused()
 
     def dispatch(self) -> None:
-        super().dispatch()
-        if self.kill_reason and self.child is None:  # until there is another child
+        if self.kill_reason:  # until there is another child
             self.refuse_waiting(EndKind.LOST.value, self.kill_reason)
+        super().dispatch()
 
     def _take_child(self) -> Child | None:
         child = self.child

@@ -95,10 +95,17 @@ class CallRunner:
             await asyncio.sleep(RETRY_DELAY_S)  # so much waits for Redis that there was no room
 
     def stop(self, reason: str) -> None:
-        """End the call that runs with a reason, in order: the namespace stays."""
-        if self.execution is not None:
-            self._lane.kill_reason = reason
+        """End the call that runs with a reason, in order: the namespace stays.
+
+        A call that the child does not have yet ends with the reason, too, without being sent.
+        """
+        if self.execution is None:
+            return
+        self._lane.kill_reason = reason
+        if self.execution.life.is_with_child:
             self._supervisor.feed(self.execution, Lifecycle.on_cancel_requested, None, reason)
+        else:
+            self._lane.dispatch()
 
     async def refuse(self, begun: BegunCall, type_name: str, message: str) -> None:
         """End the call with an error, without running it."""

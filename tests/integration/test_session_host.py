@@ -18,7 +18,6 @@ from capsule_tasks.protocol.events import (
     RespondCommand,
     SessionRestored,
 )
-from capsule_tasks.protocol.messages import InputRequest
 from capsule_tasks.settings import ChildSettings, OutputSettings, SessionConfig
 from capsule_tasks.storage.sessions.types import BegunCall
 from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
@@ -95,15 +94,9 @@ async def test_sessions_run_beside_each_other(worker: HostWorker, caller: Caller
     waiting = await caller.submit("a", "input('?')")
     assert (await caller.run("b", "1")).result_text == "1"
     assert set(worker.hosted) == {"a", "b"}
-    await eventually_asks(caller, waiting)
+    await caller.asks(waiting)
     await caller.executions.send_command(waiting, RespondCommand(text="yes"))
     assert (await caller.ended(waiting)).result_text == "'yes'"
-
-
-async def eventually_asks(caller: Caller, call_id: str) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not any(isinstance(e, InputRequest) for e in await caller.events(call_id)):
-            await asyncio.sleep(0.005)
 
 
 async def test_a_cancel_stops_the_call_and_keeps_the_namespace(
@@ -131,7 +124,7 @@ async def test_a_call_that_was_cancelled_while_it_waited_does_not_run(
 ) -> None:
     blocking = await caller.submit("user-1", "ran = []\ninput('?')")
     waiting = await caller.submit("user-1", "ran.append(1)")
-    await eventually_asks(caller, blocking)
+    await caller.asks(blocking)
     await caller.executions.send_command(waiting, CancelCommand())
     await caller.executions.send_command(blocking, RespondCommand(text=""))
     assert (await caller.ended(waiting)).outcome is Outcome.CANCELLED
@@ -258,7 +251,7 @@ async def test_a_worker_that_stops_waits_for_the_call_that_runs(
     await worker.start()
     call = await caller.submit("user-1", "input('?')")
     waiting = await caller.submit("user-1", "1")
-    await eventually_asks(caller, call)
+    await caller.asks(call)
     stopping = asyncio.create_task(worker.stop(grace_s=HANG_S))
     await caller.executions.send_command(call, RespondCommand(text="done"))
     await stopping
@@ -274,7 +267,7 @@ async def test_a_worker_that_waits_no_longer_stops_the_call_and_saves_the_namesp
     worker = HostWorker(valkey_url, prefix, results)
     await worker.start()
     call = await caller.submit("user-1", "n = 1\ninput('?')")
-    await eventually_asks(caller, call)
+    await caller.asks(call)
     await worker.stop()
     ended = await caller.ended(call)
     assert isinstance(ended, Ended)
@@ -311,7 +304,7 @@ async def test_a_worker_that_may_wait_for_calls_can_be_told_to_wait_no_longer(
     await worker.start()
     worker.host.end_grace()  # nothing is waited for yet
     call = await caller.submit("user-1", "input('?')")
-    await eventually_asks(caller, call)
+    await caller.asks(call)
     stopping = asyncio.create_task(worker.stop(grace_s=3600.0))
     while not stopping.done():
         worker.host.end_grace()

@@ -18,7 +18,6 @@ from capsule_tasks.protocol.events import (
     RespondCommand,
     SessionRestored,
 )
-from capsule_tasks.protocol.messages import InputRequest
 from capsule_tasks.storage.keys import HostKeys
 from capsule_tasks.storage.sessions.types import BegunCall
 from tests.integration.hosting import (
@@ -38,13 +37,6 @@ def results(valkey_url: str, prefix: str) -> RedisResults:
     return RedisResults(valkey_url, prefix)
 
 
-async def asks(caller: Caller, call_id: str) -> None:
-    """Return once the call waits for input."""
-    async with asyncio.timeout(HANG_S):
-        while not any(isinstance(e, InputRequest) for e in await caller.events(call_id)):
-            await asyncio.sleep(0.005)
-
-
 async def ends(caller: Caller, call_id: str) -> list[Ended]:
     return [event for event in await caller.events(call_id) if isinstance(event, Ended)]
 
@@ -55,7 +47,7 @@ async def test_calls_of_a_killed_worker_end_or_run_elsewhere(
     with HostProcess(valkey_url, prefix, "killed", LEASE_S) as killed:
         begun = await caller.submit("user-1", "input('?')")
         waiting = await caller.submit("user-1", "6 * 7")
-        await asks(caller, begun)
+        await caller.asks(begun)
         killed.signal(signal.SIGKILL)
         async with HostWorker(valkey_url, prefix, results, lease_s=LEASE_S):
             assert (await caller.ended(begun)).outcome is Outcome.LOST
@@ -116,7 +108,7 @@ async def test_a_worker_that_lost_its_lease_keeps_sessions_that_nobody_took(
     async with HostWorker(valkey_url, prefix, results, lease_s=LEASE_S) as worker:
         await caller.run("user-1", "n = 1")
         call = await caller.submit("user-1", "input('?')")
-        await asks(caller, call)
+        await caller.asks(call)
         pid, incarnation = worker.pid("user-1"), worker.publisher.lease.incarnation
         await worker.publisher.lease.end()  # as if it had lapsed
         await eventually(lambda: worker.publisher.lease.incarnation != incarnation)
@@ -124,7 +116,7 @@ async def test_a_worker_that_lost_its_lease_keeps_sessions_that_nobody_took(
         async with asyncio.timeout(HANG_S):
             while not any(isinstance(e, AttemptEnded) for e in await caller.events(call)):
                 await asyncio.sleep(0.005)
-        await asks(caller, call)
+        await caller.asks(call)
         await caller.executions.send_command(call, RespondCommand(text="a"))
         assert (await caller.ended(call)).result_text == "'a'"
         assert (await caller.run("user-1", "n")).result_text == "1"
@@ -195,7 +187,7 @@ async def test_records_of_what_a_worker_holds_outlive_their_ttl(
         asyncio_redis.from_url(valkey_url) as client,
     ):
         call = await caller.submit("user-1", "input('?')")
-        await asks(caller, call)
+        await caller.asks(call)
         keys = HostKeys(worker.publisher.lease.incarnation, prefix)
         for key in (keys.held, keys.sessions):
             await is_renewed(client, key)

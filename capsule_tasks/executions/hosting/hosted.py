@@ -151,12 +151,12 @@ class HostedSession:
             if await self._take():
                 await self._live()
         except SessionOwnerLost as lost:
-            self._host.listing.discard(self.session_id)  # it may have been forgotten
             log.warning("session %r is over in this worker: %s", self.session_id, lost)
         except Exception:
             log.exception("session %r failed in this worker", self.session_id)
             self._host.failed(self)
         finally:
+            self._host.listing.discard(self.session_id)  # it may be forgotten from now on
             self._host.plan.gives_back(self.session_id)
             await shielded(self._child.end())
             await self._host.tenants.leave(self._tenant, self.session_id)

@@ -42,11 +42,14 @@ class Listing:
         while True:
             await self._has_new.wait()
             self._has_new.clear()
-            used, self._used = self._used, {}
+            used = dict(self._used)
             try:
                 await self._index.record(list(used.values()))
             except StorageError as error:
                 self._background.warn_unavailable(error)
-                self._used = {**used, **self._used}
                 self._has_new.set()
+            else:
+                for session_id, entry in used.items():
+                    if self._used.get(session_id) is entry:
+                        del self._used[session_id]
             await asyncio.sleep(_PAUSE_S)

@@ -20,6 +20,8 @@ from capsule_tasks.protocol.events import AttemptClaimed
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer, unique
 
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
+
 HOLD = "import time\nprint('holds', flush=True)\ntime.sleep(1000)"
 
 

@@ -92,9 +92,12 @@ def info(ctx: click.Context, session_id: str, as_json: bool) -> None:
 @click.pass_context
 def close(ctx: click.Context, session_ids: tuple[str, ...], timeout: float, as_json: bool) -> None:
     """Close sessions, once the calls that they have are done. Namespaces are lost."""
+    status = 0
     for session_id in session_ids:
-        NamedSession(app_of(ctx), session_id).close(timeout)
-        _report(session_id, "closed", as_json=as_json)
+        was_there = NamedSession(app_of(ctx), session_id).close(timeout)
+        _report(session_id, "closed" if was_there else "unknown", as_json=as_json)
+        status = status if was_there else 1
+    ctx.exit(status)
 
 
 @sessions.command()

@@ -147,7 +147,7 @@ def session_row(info: NamedSessionInfo) -> str:
 
 def session_info_json(info: NamedSessionInfo) -> str:
     fields = msgspec.to_builtins(info)
-    manifest = _manifest_of(info)
+    manifest = info.checkpoint
     fields["checkpoint"] = None if manifest is None else _checkpoint_fields(manifest)
     return format_line({"id": fields.pop("session_id"), **fields})
 
@@ -163,7 +163,7 @@ def session_summary(info: NamedSessionInfo) -> str:
 
 def session_details(info: NamedSessionInfo) -> str:
     """Everything that is known of a session, one fact in a line."""
-    manifest = _manifest_of(info)
+    manifest = info.checkpoint
     rows = [
         ("session", cleaned(info.session_id)),
         ("profile", cleaned(info.profile)),
@@ -179,10 +179,6 @@ def session_details(info: NamedSessionInfo) -> str:
     if info.is_closing:
         rows.append(("closing", "yes: it takes no more calls"))
     return table(rows)
-
-
-def _manifest_of(info: NamedSessionInfo) -> CheckpointManifest | None:
-    return CheckpointManifest.unpacked(info.checkpoint) if info.checkpoint else None
 
 
 def _checkpoint_fields(manifest: CheckpointManifest) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from celery.concurrency import ALIASES
 from celery.utils.imports import symbol_by_name
 
-from capsule_tasks.client.cancelling import CancelAnswer, cancel_all
+from capsule_tasks.client.cancelling import CancelAnswer, cancel_all, check_type
 from capsule_tasks.client.code import ExecuteCode, register_code_tasks
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.sessions.forgetting import forget_session, forget_tenant
@@ -77,6 +77,9 @@ class Capsule:
         self, *, profile: str | None = None, tenant: str | None = None, limit: int = 50
     ) -> list[NamedSessionInfo]:
         """Named sessions of a profile or of a tenant, those that were used last first."""
+        check_type("limit", limit, int)
+        if limit < 1:
+            raise ValueError(f"limit = {limit!r}: must be how many sessions, from 1")
         store = (await watch_thread.watcher(self.app)).sessions
         return await store.list_sessions(profile=profile, tenant=tenant, limit=limit)
 

@@ -65,7 +65,7 @@ def test_an_unknown_session_is_an_error_in_one_line(app: Celery) -> None:
 def test_closing_says_that_calls_are_unfinished(app: Celery, session: NamedSession) -> None:
     shown = typed(app, "close", session.id, "--timeout", "0.1", status=1)
     assert "was not closed within 0.1 s; it takes no calls" in shown
-    assert typed(app, "close", "nobody") == "nobody: closed\n"
+    assert typed(app, "close", "nobody", status=1) == "nobody: unknown\n"
 
 
 def test_sessions_are_forgotten_after_a_question(app: Celery, session: NamedSession) -> None:

@@ -13,7 +13,7 @@ from capsule_tasks import Capsule
 from capsule_tasks.client import NamedSession
 from capsule_tasks.client.watching import watcher
 from capsule_tasks.client.watching.watch_thread import watch_thread
-from capsule_tasks.errors import CallIdTaken, NoResult
+from capsule_tasks.errors import CallIdTaken, InvalidSetting, NoResult
 from capsule_tasks.protocol.calls import task_of_session
 from capsule_tasks.protocol.events import Ended, Outcome
 from tests.integration.named_sessions import FakeOwner, listed
@@ -148,3 +148,21 @@ async def test_a_session_that_has_begun_anew_says_so(
     assert (await session.aexecute("1")).has_begun_anew
     assert "has begun anew, with an empty namespace" in caplog.text
     assert not (await session.aexecute("1")).has_begun_anew
+
+
+async def test_a_profile_that_the_app_does_not_configure_is_refused(
+    app: Celery, session: NamedSession
+) -> None:
+    app.conf.capsule_code_profiles = {"numpy": {}, "plain": {}}
+    with pytest.raises(InvalidSetting) as refused:
+        await session.aexecute("1")
+    assert str(refused.value) == (
+        "profile = 'sandbox': must be one of capsule_code_profiles: numpy, plain"
+    )
+
+
+def test_a_limit_that_is_no_count_is_refused_by_name(app: Celery) -> None:
+    with pytest.raises(TypeError, match="limit must be of type int, not 'a'"):
+        Capsule(app).sessions(limit="a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="limit = 0: must be how many sessions, from 1"):
+        Capsule(app).sessions(limit=0)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from capsule_tasks.client.cancelling import CancelAnswer, check_type
+from capsule_tasks.client.configuration import code_profiles
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.sessions.execution import SessionExecution, check_holder
 from capsule_tasks.client.sessions.requests import (
@@ -27,6 +28,7 @@ from capsule_tasks.client.sessions.requests import (
 )
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
 from capsule_tasks.errors import (
+    InvalidSetting,
     NamedSessionBusy,
     SessionClosing,
     SessionUnknown,
@@ -189,14 +191,16 @@ class NamedSession:
 
     checkpoint = blocking(acheckpoint)
 
-    async def aclose(self, timeout_s: float = 30.0) -> None:
+    async def aclose(self, timeout_s: float = 30.0) -> bool:
         """Close the session: it takes no more calls, and ends when those that it has are done.
+
+        False if there is no such session.
 
         Namespace and checkpoint are gone then, and a call under the same name begins a new session.
         """
         check_timeout(timeout_s)
-        await close_session(self.app, self.id, timeout_s)
         self._last_seq = 0
+        return await close_session(self.app, self.id, timeout_s)
 
     close = blocking(aclose)
 
@@ -222,6 +226,7 @@ class NamedSession:
                     raise
                 await asyncio.sleep(_NOTED_POLL_S)
             except SessionUnlisted as unlisted:
+                self._check_profile()
                 # In the lists before there is anything of it, so that `forget` finds all of it.
                 if self.tenant is not None:
                     await store.tenants.note(self.tenant, self.id)
@@ -247,6 +252,15 @@ class NamedSession:
             return False
         watcher = await watch_thread.watcher(self.app)
         return (await watcher.store.read_record(info.begun_call)).state == "ended"
+
+    def _check_profile(self) -> None:
+        """Refuse a profile that is none of the app's, where this producer has its configuration."""
+        if self.app.conf.get("capsule_code_profiles") is None:
+            return  # the workers' may be another
+        known = sorted(code_profiles(self.app))
+        if self.profile not in known:
+            must = f"one of capsule_code_profiles: {', '.join(known)}"
+            raise InvalidSetting("profile", self.profile, must)
 
     async def _store(self) -> NamedSessionStore:
         return (await watch_thread.watcher(self.app)).sessions

@@ -80,29 +80,34 @@ async def _send(watcher: ExecutionWatcher, session_id: str, payload: bytes) -> s
         pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
 
-async def close_session(app: Any, session_id: str, timeout_s: float) -> None:
-    """Close a session once its unfinished calls are done; TimeoutError if that takes longer."""
+async def close_session(app: Any, session_id: str, timeout_s: float) -> bool:
+    """Close a session once its unfinished calls are done; TimeoutError if that takes longer.
+
+    False if there was no such session.
+    """
     watcher = await watch_thread.watcher(app)
-    store = watcher.sessions
+    store, was_there = watcher.sessions, False
     try:
         async with asyncio.timeout(timeout_s), _ringing(watcher, session_id) as ringing:
             info = await store.info(session_id)
+            was_there = True
             if not info.owner and not info.unfinished:
                 with contextlib.suppress(SessionOwnerLost):  # then the new owner does so
                     await watcher.checkpoints.delete(session_id, info.token)
             if await store.close_session(session_id):
                 await store.index.record(dropped=[session_id])
-                return
+                return True
             while (await _list_unowned(store, session_id)).is_closing:
                 await wait_for_ring(ringing, _CHECK_S)
                 ringing.clear()
     except SessionUnknown:
-        return
+        return was_there
     except TimeoutError:
         raise TimeoutError(
             f"session {session_id!r} was not closed within {timeout_s} s; it takes no calls, and "
             "is closed when those that it has are done"
         ) from None
+    return True
 
 
 async def close_left_behind(app: Any, session_id: str) -> bool:

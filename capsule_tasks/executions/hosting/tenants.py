@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 
 from capsule_tasks.errors import StorageError
@@ -74,9 +75,10 @@ class Tenants:
         usage = await self._background.call_until_answered(partial(self._store.usage, tenant))
         if usage.cpu_ms < limits.max_cpu_s * 1000:
             return ""
+        since = datetime.fromtimestamp(usage.window_started_at, UTC).isoformat(" ", "seconds")
         return (
             f"tenant {tenant!r} has used {usage.cpu_ms / 1000:.1f} s of processor time since "
-            f"{usage.window_started_at:.0f}, and may use {limits.max_cpu_s:g} s"
+            f"{since}, and may use {limits.max_cpu_s:g} s"
         )
 
     async def add_usage(self, tenant: str, call_id: str, cpu_ms: int) -> None:

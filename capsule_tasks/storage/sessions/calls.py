@@ -21,6 +21,7 @@ from capsule_tasks.storage.leases import lease_left_s
 from capsule_tasks.storage.operations import refused
 from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
+from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
 from capsule_tasks.storage.sessions.tenants import TenantStore
 from capsule_tasks.storage.sessions.types import (
     BegunCall,
@@ -134,6 +135,7 @@ class CallStore(WantedStore):
             raise SessionUnknown(session_id)
         fields = {reply[n].decode(): reply[n + 1] for n in range(2, len(reply), 2)}
         begun_call = fields.get("begun_call", b"").decode()
+        stored = fields.get("checkpoint")
         return NamedSessionInfo(
             session_id=session_id,
             profile=fields["profile"].decode(),
@@ -148,7 +150,7 @@ class CallStore(WantedStore):
             begun_call=begun_call,
             is_closing="closing" in fields,
             is_forgotten="forgetting" in fields,
-            checkpoint=fields.get("checkpoint"),
+            checkpoint=CheckpointManifest.unpacked(stored) if stored else None,
         )
 
     async def look_after(self, session_id: str, call_id: str) -> CallLook:

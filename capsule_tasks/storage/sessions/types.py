@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
+
 
 class Submitted(NamedTuple):
     """A call in the log of its session."""
@@ -124,8 +126,8 @@ class NamedSessionInfo:
     is_closing: bool
     is_forgotten: bool
     """Whether it is being erased: nobody may own or use it until that is done."""
-    checkpoint: bytes | None
-    """The manifest, as its writer packed it."""
+    checkpoint: CheckpointManifest | None
+    """When the last checkpoint was made, its size and its names; None without one."""
     hosts: int | None = field(default=None, compare=False)
     """Workers that host sessions of the profile; None in lists, and in a cluster."""
 

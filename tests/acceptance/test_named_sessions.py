@@ -13,13 +13,14 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
-from capsule_tasks import Capsule
+from capsule_tasks import Capsule, Execution
 from capsule_tasks.client.sessions.named_session import NamedSession
+from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.errors import CallIdTaken, CodeFailed
-from capsule_tasks.protocol.events import SessionRestored
+from capsule_tasks.protocol.events import Ended, Outcome, SessionRestored
 from capsule_tasks.protocol.messages import InputRequest
 from tests.acceptance.test_code import code_worker
-from tests.acceptance.workers import HANG_S, Worker, eventually
+from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer
 from tests.servers import fresh_prefix
 
 LEASE_S = 1.0
@@ -78,6 +79,27 @@ def test_a_cancelled_call_is_revoked_and_the_namespace_stays(capsule: Capsule) -
     with pytest.raises(TaskRevokedError):
         call.get(timeout=HANG_S)
     assert session.execute("n").get(timeout=HANG_S) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # which Celery makes
+def test_a_call_that_was_cancelled_while_it_waited_never_runs(
+    worker: Worker, redis_url: str
+) -> None:
+    """Also if it waits for longer than the ends of executions without output are kept."""
+    app = producer(redis_url, "none", capsule_retention={"silent_retention_s": 0.1})
+    session = Capsule(app).session("cancelled-long-ago")
+    first = session.execute(f"ran = []\n{ASK}")
+    next(first.output())
+    cancelled, witness = session.execute("ran.append(1)"), uuid4().hex
+    assert cancelled.cancel() == "requested"
+    store = watch_thread.call(watch_thread.watcher(app)).store
+    watch_thread.call(store.end_unclaimed(witness, Ended(outcome=Outcome.CANCELLED), task="x"))
+    expired = Execution(witness, app=app)
+    eventually(lambda: expired.snapshot().state == "unknown", "a later end has expired")
+    first.respond("")
+    assert session.execute("ran").get(timeout=HANG_S) == []
+    assert cancelled.snapshot().outcome == "cancelled"
+    close(app)
 
 
 def test_a_question_is_answered(capsule: Capsule) -> None:

@@ -110,12 +110,19 @@ class SessionExecution(Execution):
 
     async def _end_unbegun(self) -> None:
         """End the call, unless an owner has begun it: then that one has the cancel."""
-        store = (await watch_thread.watcher(self.app)).store
+        watcher = await watch_thread.watcher(self.app)
+        store = watcher.store
         group, index = self.member
         task = task_of_session(self.session_id).rstrip()
         try:
+            # The call stays in the log of its session, and may be reached as long as that is kept.
             attempt = await store.end_unclaimed(
-                self.id, _CANCELLED, task=task, group=group, index=index
+                self.id,
+                _CANCELLED,
+                task=task,
+                group=group,
+                index=index,
+                kept_s=watcher.sessions.settings.ttl_s,
             )
         except (AttemptStale, ExecutionEnded):
             return

@@ -259,18 +259,29 @@ class ExecutionStore(AsyncFacade):
         return _state(reply[1])
 
     async def end_unclaimed(
-        self, execution_id: str, ended: Ended, *, task: str, group: str = "", index: int = -1
+        self,
+        execution_id: str,
+        ended: Ended,
+        *,
+        task: str,
+        group: str = "",
+        index: int = -1,
+        kept_s: float | None = None,
     ) -> int:
         """End an execution that nobody runs, in one step; the number of its attempt.
 
-        Raises AttemptStale if it is running, ExecutionEnded if it has ended.
+        Nobody can claim it as long as this end is kept: for `kept_s`, else as that of any silent
+        execution. Raises AttemptStale if it is running, ExecutionEnded if it has ended.
         """
+        retention = self.settings
+        if kept_s is not None:
+            retention = msgspec.structs.replace(retention, silent_retention_s=kept_s)
         call = execution_claim.call(
             self.keys_of(execution_id),
             claim=new_operation(),
             owner="",
             held_by=UNCLAIMED,
-            details=attempt_details("early", task, "", group, index, self.settings),
+            details=attempt_details("early", task, "", group, index, retention),
             state="ended",
             outcome=str(ended.outcome),
             has_stream_content=0,

@@ -116,7 +116,7 @@ class Execution(AsyncResult):
                 yield event
 
     def _look_after(self) -> LookAfter | None:
-        """What sees to the execution while somebody waits for it; a task is up to its broker."""
+        """A check for callers who wait for the execution; None for a task, which has its broker."""
         return None
 
     def events(self, after: str | None = None) -> Iterator[Event]:

@@ -29,7 +29,7 @@ _NAME = "session "
 
 
 def task_of_session(session_id: str) -> str:
-    """What the execution of a call is listed as, if the call did not come as a Celery task."""
+    """The name under which a call is listed that did not come as a Celery task."""
     return f"{_NAME}{session_id}"
 
 

@@ -40,7 +40,7 @@ class WantedPage(NamedTuple):
 
 
 class WantedState(NamedTuple):
-    """What is known of the list of a profile."""
+    """The sizes of a profile's list: its sessions, and the workers that listen to it."""
 
     sessions: int
     hosts: int | None
@@ -61,7 +61,7 @@ class CallPlace(StrEnum):
 
 
 class CallLook(NamedTuple):
-    """What a caller who waits for a call finds of it."""
+    """The place of a call and its prospects, for a caller who waits for it."""
 
     place: CallPlace
     profile: str

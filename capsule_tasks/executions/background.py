@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from capsule_tasks.errors import StorageError
+from capsule_tasks.errors import OperatorError, StorageError
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -55,9 +55,30 @@ class BackgroundTasks:
                 self.warn_unavailable(error)
                 await asyncio.sleep(RETRY_DELAY_S)
 
+    async def call_unless_refused(
+        self, ask: Callable[[], Awaitable[T]], what: str, patience_s: float = 0.0
+    ) -> T:
+        """Call until Redis answers; raise what only its operator can mend, after the patience.
+
+        Such errors are StorageFull, StorageDenied and StorageUnusable. `what` waits meanwhile.
+        """
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            try:
+                return await ask()
+            except StorageError as error:
+                is_in_time = time.monotonic() + RETRY_DELAY_S < give_up_at
+                if isinstance(error, OperatorError) and not is_in_time:
+                    raise
+                self.warn_seldom("%s waits for Redis: %s", what, error)
+                await asyncio.sleep(RETRY_DELAY_S)
+
     def warn_unavailable(self, error: BaseException) -> None:
-        """Log that Redis does not answer."""
-        self.warn_seldom("Redis is unavailable; buffering task events: %s", error)
+        """Log that Redis does not answer, or refuses what this worker writes."""
+        if isinstance(error, OperatorError):
+            self.warn_seldom("Redis refuses calls of this worker, which are repeated: %s", error)
+        else:
+            self.warn_seldom("Redis is unavailable; buffering task events: %s", error)
 
     def warn_seldom(self, message: str, *arguments: object) -> None:
         """Log a warning, at most every 30 seconds for the same message."""

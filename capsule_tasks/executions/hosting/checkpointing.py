@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from capsule_tasks.errors import CapsuleError, StorageError, reason_of
+from capsule_tasks.errors import CapsuleError, OperatorError, StorageError, reason_of
 from capsule_tasks.protocol.calls import CheckpointMade
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.namespaces import SavedNamespace
@@ -85,11 +85,13 @@ class Checkpoints:
         self._background = background
 
     async def write(
-        self, token: int, namespace: SavedNamespace, executions: int
+        self, token: int, namespace: SavedNamespace, executions: int, operation_id: str
     ) -> CheckpointManifest:
         """Make it the session's checkpoint; `executions` are done by now."""
         manifest = await self._store.write(
-            self._session_id, token, namespace, executions=executions
+            *(self._session_id, token, namespace),
+            executions=executions,
+            operation_id=operation_id,
         )
         log.info(
             "session %r has a checkpoint of %d bytes; %d names were skipped",
@@ -145,7 +147,8 @@ async def restore_namespace(
 
 def why_not_saved(fault: BaseException) -> str | None:
     """The reason of a checkpoint that failed; None for a fault that is none of it."""
-    if isinstance(fault, CapsuleError | TimeoutError) and not isinstance(fault, StorageError):
+    is_repeated = isinstance(fault, StorageError) and not isinstance(fault, OperatorError)
+    if isinstance(fault, CapsuleError | TimeoutError) and not is_repeated:
         return reason_of(fault)
     return None
 

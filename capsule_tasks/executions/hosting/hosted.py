@@ -50,6 +50,7 @@ from capsule_tasks.protocol.calls import (
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.sessions.tasks import shielded
+from capsule_tasks.storage.operations import new_operation
 from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
 from capsule_tasks.storage.sessions.types import BegunCall, SessionEntry, Taken, Wanted
 
@@ -337,44 +338,64 @@ class HostedSession:
             session = self._child.session
             assert session is not None, "a child that has just started"
         if isinstance(request, CheckpointRequest):
-            manifest = await self._write_checkpoint(session)
+            try:
+                manifest = await self._write_checkpoint(session)
+            except (CapsuleError, TimeoutError) as fault:
+                self._log_unsaved(fault)
+                raise
             self._host.plan.saved(self.session_id, self._host.now(), is_saved=True)
             return checkpoint_made(manifest)
         return await names_in(session)
 
-    async def _write_checkpoint(self, session: Session) -> CheckpointManifest:
-        executions = self._executions
+    async def _write_checkpoint(
+        self, session: Session, patience_s: float = 0.0
+    ) -> CheckpointManifest:
+        """Store the namespace. If Redis refuses it for longer than the patience, nothing is left.
+
+        So a Redis that is full is not kept full by the chunks of this attempt and of others.
+        """
+        executions, operation_id = self._executions, new_operation()
         async with self._host.save_turns.turn() as turn:
             saved = await save_namespace(session, self._host.profile.max_checkpoint_bytes)
             turn.keep()
-            return await self.ownership.write(
-                lambda: self._checkpoints.write(self.ownership.token, saved, executions)
+            return await self.ownership.write_unless_refused(
+                lambda: self._checkpoints.write(
+                    self.ownership.token, saved, executions, operation_id
+                ),
+                f"the checkpoint of session {self.session_id!r}",
+                patience_s,
             )
 
     async def _delete_checkpoint(self) -> None:
         await self.ownership.write(lambda: self._checkpoints.delete(self.ownership.token))
 
-    async def _save(self) -> bool:
+    async def _save(self, patience_s: float = 0.0) -> bool:
         """Make a checkpoint; False if that failed, and the one before stays."""
         session, plan = self._child.session, self._host.plan
         is_saved = session is None  # then nothing is left that could be saved
         try:
             if session is not None:
-                await self._write_checkpoint(session)
+                await self._write_checkpoint(session, patience_s)
                 is_saved = True
         except SessionOwnerLost:
             raise
         except Exception as fault:
-            if (why := why_not_saved(fault)) is None:
+            if why_not_saved(fault) is None:
                 raise
-            log.warning("no checkpoint of session %r was made: %s", self.session_id, why)
+            self._log_unsaved(fault)
         plan.saved(self.session_id, self._host.now(), is_saved=is_saved)
         return is_saved
+
+    def _log_unsaved(self, fault: BaseException) -> None:
+        if not isinstance(fault, SessionOwnerLost):
+            why = why_not_saved(fault) or reason_of(fault)
+            log.warning("no checkpoint of session %r was made: %s", self.session_id, why)
 
     async def _leave(self, order: Leave) -> bool:
         """Release the session, listing it again if calls wait; False if it stays."""
         plan, must = self._host.plan, order.why in FIRM
-        if plan.is_unsaved(self.session_id) and not await self._save():
+        patience_s = self._host.patience_s()
+        if plan.is_unsaved(self.session_id) and not await self._save(patience_s):
             if order.why in NEEDS_CHECKPOINT:
                 plan.stays(self.session_id)
                 return False

@@ -86,11 +86,27 @@ class Ownership:
 
     async def write(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write as the owner until Redis answers; SessionOwnerLost if somebody else is."""
+        return await self._write(self._background.call_until_answered, write)
+
+    async def write_unless_refused(
+        self, write: Callable[[], Awaitable[T]], what: str, patience_s: float
+    ) -> T:
+        """The same, but raise what only the operator of Redis can mend, after the patience."""
+        until_refused = partial(
+            self._background.call_unless_refused, what=what, patience_s=patience_s
+        )
+        return await self._write(until_refused, write)
+
+    async def _write(
+        self,
+        until_answered: Callable[[Callable[[], Awaitable[T]]], Awaitable[T]],
+        write: Callable[[], Awaitable[T]],
+    ) -> T:
         async with self._writing:
             if self.is_lost:
                 raise SessionOwnerLost(self.session_id, "")
             try:
-                return await self._background.call_until_answered(write)
+                return await until_answered(write)
             except SessionOwnerLost:
                 self.is_lost = True
                 raise

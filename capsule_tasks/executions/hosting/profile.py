@@ -29,6 +29,8 @@ log = logging.getLogger("capsule_tasks.taskpool")
 
 _VISIBLE_AGAIN_S = 10.0
 """How long a session that was given to a worker is given to no other: longer than a start."""
+PATIENCE_S = 4.0
+"""How long sessions of a worker that stops try to be saved in a Redis that refuses that."""
 _LOOK_AGAIN_S = 1.0
 """A full worker asks so often whether sessions still wait: others may have taken them."""
 
@@ -71,6 +73,7 @@ class ProfileHost:
         around.hosts[profile.name] = self
         self._tasks = SessionTasks(f"host of profile {profile.name!r}")
         self._wake = asyncio.Event()
+        self._patient_until = 0.0
         self._met: list[Wanted] = []
         """Listings of sessions that are here."""
 
@@ -82,6 +85,8 @@ class ProfileHost:
 
     def stop_taking(self) -> None:
         """Take nothing more; sessions that are idle, and later the others, leave."""
+        if not self.plan.is_stopping:
+            self._patient_until = self.now() + PATIENCE_S
         self.plan.is_stopping = True
         self.order_due()
 
@@ -201,6 +206,10 @@ class ProfileHost:
         for host in self._around.hosts.values():
             if host.plan.kept_out:
                 host.wake()
+
+    def patience_s(self) -> float:
+        """How long a session that leaves may try to be saved after Redis has refused it."""
+        return max(0.0, self._patient_until - self.now())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.spawn(work)

@@ -17,7 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from capsule_tasks.errors import BlobsUnavailable, CheckpointUnreadable, SessionOwnerLost
+from capsule_tasks.errors import (
+    BlobsUnavailable,
+    CheckpointUnreadable,
+    OperatorError,
+    SessionOwnerLost,
+    StorageError,
+)
 from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.settings import MIB, NamedSessionSettings
 from capsule_tasks.storage.drivers import drive
@@ -41,6 +47,10 @@ def checkpoint_find(keys: NamedSessionKeys, *, token: int) -> None: ...
 
 @script("sessions/checkpoint_stage")
 def checkpoint_stage(staged: str, *, index: int, ttl_ms: int, chunk: bytes) -> None: ...
+
+
+@script("sessions/checkpoint_unstage")
+def checkpoint_unstage(keys: NamedSessionKeys, staged: str, *, generation: str) -> None: ...
 
 
 @script("sessions/checkpoint_switch")
@@ -149,18 +159,43 @@ class CheckpointStore(AsyncFacade):
         return await drive(call_script(call, self._retry), self.store)
 
     async def write(
-        self, session_id: str, token: int, namespace: SavedNamespace, *, executions: int = 0
+        self,
+        session_id: str,
+        token: int,
+        namespace: SavedNamespace,
+        *,
+        executions: int = 0,
+        operation_id: str | None = None,
     ) -> CheckpointManifest:
         """Make this the checkpoint of a session, whose owner has this token.
 
-        `executions` of the session are done by now.
+        `executions` of the session are done by now. After StorageUnavailable a call under the same
+        `operation_id` goes on with the chunks that are stored already.
 
         Raises SessionOwnerLost if the session has another owner now. The checkpoint before stays
-        as it was until this one is stored as a whole, and is removed then.
+        as it was until this one is stored as a whole, and is removed then. If Redis, or the place
+        of the chunks, refuses to store this one, the chunks that it has are removed.
         """
-        keys = self.keys_of(session_id)
+        generation = f"{token}-{operation_id or new_operation()}"
         previous = await self._find(session_id, token)
-        generation = f"{token}-{new_operation()}"
+        if previous is not None and previous.generation == generation:
+            return previous  # the reply to the call before was lost
+        try:
+            return await self._write(session_id, token, generation, previous, namespace, executions)
+        except (OperatorError, BlobsUnavailable):
+            await self._drop(session_id, generation)
+            raise
+
+    async def _write(
+        self,
+        session_id: str,
+        token: int,
+        generation: str,
+        previous: CheckpointManifest | None,
+        namespace: SavedNamespace,
+        executions: int,
+    ) -> CheckpointManifest:
+        keys = self.keys_of(session_id)
         chunks = list(_chunks(namespace.pieces))
         digest = await asyncio.to_thread(_digest, chunks)
         await self._place.put(session_id, generation, chunks)
@@ -194,13 +229,17 @@ class CheckpointStore(AsyncFacade):
                 await self._tidy(session_id, generation, previous)
                 return CheckpointManifest.unpacked(reply[1])
             case Code.STALE:
-                with contextlib.suppress(BlobsUnavailable):  # the next owner tidies
-                    await self._place.drop(session_id, generation)
+                await self._drop(session_id, generation)
                 raise SessionOwnerLost(session_id, reply[1].decode())
             case Code.LOST:
                 reason = f"{reply[1]} of its {len(chunks)} chunks are left in Redis"
                 raise CheckpointUnreadable(session_id, reason)
         raise refused(reply, "checkpoint_switch")
+
+    async def _drop(self, session_id: str, generation: str) -> None:
+        """Remove chunks that no manifest will name; chunks that stay expire, or are tidied."""
+        with contextlib.suppress(BlobsUnavailable, StorageError):
+            await self._place.drop(session_id, generation)
 
     async def _tidy(
         self, session_id: str, generation: str, previous: CheckpointManifest | None
@@ -262,8 +301,8 @@ class CheckpointStore(AsyncFacade):
 class RedisChunks:
     """Chunks in lists of Redis, beside the record of their session.
 
-    What is left over expires, and the script that switches the manifest removes the generation
-    before: there is nothing to tidy.
+    What a writer that died has left expires, and the script that switches the manifest removes
+    the generation before: there is nothing to tidy.
     """
 
     name = "redis"
@@ -297,7 +336,9 @@ class RedisChunks:
         pass
 
     async def drop(self, session_id: str, generation: str) -> None:
-        pass
+        keys = self._store.keys_of(session_id)
+        staged = keys.checkpoint(generation)
+        await self._store.call(checkpoint_unstage.call(keys, staged, generation=generation))
 
     async def clear(self, session_id: str, token: int) -> None:
         pass

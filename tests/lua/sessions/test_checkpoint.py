@@ -63,6 +63,11 @@ class Bench:
         call = scripts.checkpoint_drop.call(self.keys, staged, token=token, stored=stored)
         return self.call(call)
 
+    def unstage(self, generation: str) -> list[Any]:
+        staged = self.keys.checkpoint(generation)
+        call = scripts.checkpoint_unstage.call(self.keys, staged, generation=generation)
+        return self.call(call)
+
     @property
     def session(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = self.client.hgetall(self.keys.session)
@@ -100,10 +105,20 @@ def test_stage_appends_chunks_in_order_and_repeats_change_nothing(bench: Bench) 
         assert bench.stage("g", 0, b"a") == [Code.DONE]
     for _ in range(2):
         assert bench.stage("g", 1, b"b") == [Code.DONE]
-    assert bench.stage("g", 0, b"a") == [Code.CONFLICT, 2]
+    assert bench.stage("g", 0, b"a") == [Code.DONE]  # a writer that begins again
     assert bench.stage("g", 3, b"d") == [Code.CONFLICT, 2]
     assert bench.lists() == {"g": [b"a", b"b"]}
     assert bench.client.pttl(bench.keys.checkpoint("g")) <= 1000
+
+
+def test_unstage_removes_chunks_that_no_manifest_names(bench: Bench) -> None:
+    bench.stage("g1", 0, b"a")
+    assert bench.unstage("g1") == [Code.DONE]
+    assert bench.lists() == {}
+    bench.stage("g2", 0, b"b")
+    bench.switch("g2", "g2", b"manifest of g2")
+    assert bench.unstage("g2") == [Code.CHANGED]
+    assert bench.lists() == {"g2": [b"b"]}
 
 
 def test_switch_names_the_new_generation_and_removes_the_one_before(bench: Bench) -> None:

@@ -1,5 +1,7 @@
 -- Appends a chunk of a checkpoint to a list of its own, which no manifest names yet.
 --
+-- A writer whose attempt broke off begins again with the first chunk: the chunks that are there stay.
+--
 -- KEYS
 --   staged  list  capsule:{S:<session>}:checkpoint:<generation>
 -- ARGV
@@ -7,15 +9,15 @@
 --   ttl_ms  until an abandoned list expires
 --   chunk   opaque
 -- RETURNS {DONE}
--- REFUSES {CONFLICT, length} a list whose length does not fit the index
+-- REFUSES {CONFLICT, length} a list that lacks chunks before this one
 -- USES common
 
 local staged_key = KEYS[1]
 local index, ttl_ms, chunk = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 local length = redis.call('LLEN', staged_key)
-if length == index + 1 then return {DONE} end  -- the reply to the first call was lost
-if length ~= index then return {CONFLICT, length} end
+if length > index then return {DONE} end
+if length < index then return {CONFLICT, length} end
 redis.call('RPUSH', staged_key, chunk)
 redis.call('PEXPIRE', staged_key, ttl_ms)
 return {DONE}

@@ -18,6 +18,9 @@ from capsule_tasks.errors import (
     CheckpointUnreadable,
     InvalidSetting,
     SessionOwnerLost,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
 )
 from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.settings import NamedSessionSettings
@@ -195,6 +198,46 @@ async def test_an_owner_that_loses_the_session_while_it_writes_replaces_nothing(
     assert b"".join(await place.store.read("s", manifest)) == b"onetwo"
     if place.where != "redis":  # there, what is left over expires
         assert place.keys == {manifest.generation}
+
+
+@pytest.mark.parametrize("fault", [StorageFull("Redis: OOM"), BlobsUnavailable("no space")])
+async def test_a_checkpoint_that_is_refused_leaves_nothing_but_the_one_before(
+    place: Place, monkeypatch: pytest.MonkeyPatch, fault: StorageError | BlobsUnavailable
+) -> None:
+    manifest = await place.store.write("s", place.token, SMALL)
+    put = place.store._place.put
+
+    async def put_and_fail(*args: Any) -> None:
+        await put(*args)
+        raise fault
+
+    monkeypatch.setattr(place.store._place, "put", put_and_fail)
+    for _ in range(2):
+        with pytest.raises(type(fault)):
+            await place.store.write("s", place.token, SavedNamespace(pieces=(b"refused",)))
+    assert place.keys == {manifest.generation}
+    assert await place.store.find("s") == manifest
+
+
+async def test_a_repeated_write_goes_on_with_what_is_stored(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, missing = place.store._place.put, StorageUnavailable("the connection was lost")
+    with monkeypatch.context() as patched:
+
+        async def put_and_lose_the_connection(*args: Any) -> None:
+            await put(*args)
+            raise missing
+
+        patched.setattr(place.store._place, "put", put_and_lose_the_connection)
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable):
+                await place.store.write("s", place.token, SMALL, operation_id="1")
+    assert len(place.keys) == 1
+    manifest = await place.store.write("s", place.token, SMALL, operation_id="1")
+    assert place.keys == {manifest.generation}
+    assert await place.store.write("s", place.token, SMALL, operation_id="1") == manifest
+    assert b"".join(await place.store.read("s", manifest)) == b"onetwo"
 
 
 async def test_data_that_was_changed_is_not_restored(place: Place) -> None:

@@ -385,9 +385,12 @@ class Session(SessionLifecycle):
         data: bytes | Sequence[bytes] | SavedNamespace,
         mode: Literal["merge", "replace"] = "merge",
         timeout_s: float | None = 30.0,
+        *,
+        on_sent: Callable[[], object] = lambda: None,
     ) -> wire.Restored:
         """Restore a saved namespace; what came back, and what could not, with the reasons.
 
+        `on_sent` is called once the child has been sent all data, which may be freed then.
         On SnapshotError, and on any other failure, nothing has changed.
         """
         pieces = _pieces_of(data)
@@ -395,7 +398,7 @@ class Session(SessionLifecycle):
         check_seconds("timeout_s", timeout_s)
         child = await self._accepting("restore()")
         request = wire.Restore(size=sum(map(len, pieces)), mode=mode)
-        reply: wire.Restored = await self._ask_slowly(child, request, timeout_s, pieces)
+        reply: wire.Restored = await self._ask_slowly(child, request, timeout_s, pieces, on_sent)
         if reply.error:
             raise SnapshotError(f"the namespace was not restored: {reply.error}")
         return reply
@@ -406,6 +409,7 @@ class Session(SessionLifecycle):
         request: wire.Message,
         timeout_s: float | None,
         pieces: Sequence[bytes] = (),
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Any:
         """Send a request that runs user code in the child; cancel it there when the time is up."""
         try:
@@ -413,6 +417,7 @@ class Session(SessionLifecycle):
                 async with child.sending_pieces:
                     for piece in _cut(pieces, child.piece_bytes):
                         await child.send_bulk(wire.RestorePiece(restore_id=request.id, data=piece))
+                    on_sent()
                 # Sent before anything else runs, so that no pieces of another restore come between.
                 return await child.ask(request, None, bulk=True)
         except (TimeoutError, asyncio.CancelledError):

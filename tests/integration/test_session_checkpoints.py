@@ -114,12 +114,40 @@ async def test_a_worker_that_stops_saves_few_sessions_at_a_time(
             saving.append(saving[-1] - 1)
 
     monkeypatch.setattr(hosted, "save_namespace", counted)
-    monkeypatch.setattr(host, "TURN_S", HANG_S)
+    monkeypatch.setattr(host, "STOPPING_SAVE_S", HANG_S)
     async with HostWorker(valkey_url, prefix, results):
         for number in range(2 * SAVES_AT_ONCE):
             await caller.run(f"s{number}", "n = 1")
     assert len(saving) == 1 + 4 * SAVES_AT_ONCE
     assert max(saving) == SAVES_AT_ONCE
+
+
+async def test_a_child_that_is_slow_to_be_saved_keeps_no_other_from_it(
+    valkey_url: str,
+    prefix: str,
+    results: Results,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(host, "SAVES_AT_ONCE", 1)
+    monkeypatch.setattr(host, "STOPPING_SAVE_S", 0.2)
+    slow = (
+        "import time\n"
+        "class Slow:\n"
+        "    def __reduce__(self):\n"
+        "        while True: time.sleep(0.01)\n"
+        "slow = Slow()"
+    )
+    async with HostWorker(valkey_url, prefix, results) as worker:
+        for session_id, source in (("slow", slow), ("user-1", "n = 1")):
+            await caller.run(session_id, source)
+            seat = worker.plan.seats[session_id]
+            await eventually(lambda seat=seat: seat.stage is Stage.IDLE)
+    assert (await caller.sessions.info("user-1")).checkpoint
+    assert "no checkpoint of session 'slow' was made: the child did not hand over" in caplog.text
+    left = await caller.sessions.info("slow")
+    assert (left.owner, left.checkpoint) == ("", None)
 
 
 async def test_a_worker_that_stops_saves_what_runs_and_lists_what_waits(

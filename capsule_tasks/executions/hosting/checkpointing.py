@@ -1,16 +1,28 @@
-"""Checkpoints of one named session: from its child into the store, and back into a new child."""
+"""Checkpoints of one named session: from its child into the store, and back into a new child.
+
+A namespace may be hundreds of megabytes large. While a session is saved, its bytes are in the
+worker's main process from the first piece that the child sends until they are stored; while it is
+restored, from the store to the child. A session holds a turn for as long as that, so the bytes are
+bounded by the number of turns.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from capsule_tasks.errors import CapsuleError, OperatorError, StorageError, reason_of
+from capsule_tasks.errors import (
+    CapsuleError,
+    OperatorError,
+    SnapshotError,
+    StorageError,
+    reason_of,
+)
 from capsule_tasks.protocol.calls import CheckpointMade
 from capsule_tasks.protocol.events import SessionRestored
 from capsule_tasks.protocol.namespaces import SavedNamespace
@@ -22,67 +34,126 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
+T = TypeVar("T")
+
 _LIMIT_S = 120.0
 """How long the child may take to save or to restore a namespace."""
 _MAX_NAMES = 200
 """Names that a notice lists."""
 SAVES_AT_ONCE = 3
-"""Each namespace that is being saved is in the worker's memory until it is stored."""
-TURN_S = 2.0
-"""How long a child may take to hand over its namespace until another session may begin."""
+RESTORES_AT_ONCE = 3
+SAVE_S = 10.0
+"""How long a child may take to hand over its namespace while other sessions wait to be saved."""
+STOPPING_SAVE_S = 2.0
+"""The same in a worker that stops, which has some seconds for all its sessions."""
+
+
+class Turn:
+    """One of a number of turns, from `begin` to the first `end`."""
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._is_held = False
+
+    async def begin(self) -> None:
+        """Wait for a turn; those that wait get one in order."""
+        await self._free.acquire()
+        self._is_held = True
+
+    def end(self) -> None:
+        """Let the next one begin; safe at any time."""
+        if self._is_held:
+            self._is_held = False
+            self._free.release()
 
 
 class SaveTurns:
-    """Lets few sessions of a worker be saved at the same time."""
+    """Turns to save sessions.
 
-    def __init__(self, at_once: int, turn_s: float) -> None:
+    A child may be slow, maybe on purpose. So that this keeps no other session from being saved, a
+    save fails that takes longer than `save_s` to reach this process while other sessions wait.
+    """
+
+    def __init__(self, at_once: int, save_s: float) -> None:
+        self.save_s = save_s
         self._free = asyncio.Semaphore(at_once)
-        self._turn_s = turn_s
+        self._waiting = 0
+        self._arriving: set[SaveTurn] = set()
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[SaveTurn]:
-        """Wait for a turn; it ends with the block, or is passed on before."""
-        await self._free.acquire()
-        turn = SaveTurn(self._free, self._turn_s)
+        """Wait for a turn, which lasts as long as the block."""
+        turn = Turn(self._free)
+        self._waiting += 1
         try:
-            yield turn
+            self.limit_saves()
+            await turn.begin()
+        finally:
+            self._waiting -= 1
+        try:
+            yield SaveTurn(self, self._arriving)
         finally:
             turn.end()
 
+    def hurry(self, save_s: float) -> None:
+        """Have every save, also those that have begun, take less time."""
+        self.save_s = save_s
+        self.limit_saves()
+
+    def limit_saves(self) -> None:
+        """Have the saves that take too long fail, if others wait."""
+        if self._waiting > 0 and self._free.locked():
+            for turn in self._arriving:
+                turn.limit(self.save_s)
+
 
 class SaveTurn:
-    """The turn of one session. Until `keep` it is passed on after its time.
+    """The turn of one session."""
 
-    So children that are slow, maybe on purpose, do not keep other sessions from being saved;
-    namespaces that wait for the store do, since they take memory.
-    """
+    def __init__(self, turns: SaveTurns, arriving: set[SaveTurn]) -> None:
+        self._turns = turns
+        self._arriving = arriving
+        self._began_at = asyncio.get_running_loop().time()
+        self._timeout = asyncio.timeout(None)
 
-    def __init__(self, free: asyncio.Semaphore, turn_s: float) -> None:
-        self._free = free
-        self._is_over = False
-        self._timer = asyncio.get_running_loop().call_later(turn_s, self.end)
+    async def arrival(self, save: Awaitable[T]) -> T:
+        """The namespace, once it is here; SnapshotError if that takes too long."""
+        try:
+            async with self._timeout:
+                self._arriving.add(self)
+                self._turns.limit_saves()
+                return await save
+        except TimeoutError:
+            if not self._timeout.expired():
+                raise
+            raise SnapshotError(
+                f"the child did not hand over its namespace within {self._turns.save_s:g} s, and "
+                "other sessions wait to be saved"
+            ) from None
+        finally:
+            self._arriving.discard(self)
 
-    def keep(self) -> None:
-        """The namespace is here: do not pass the turn on."""
-        self._timer.cancel()
-
-    def end(self) -> None:
-        """Give the turn to the next session, once."""
-        self._timer.cancel()
-        if not self._is_over:
-            self._is_over = True
-            self._free.release()
+    def limit(self, save_s: float) -> None:
+        """Have the save fail once it has taken so long."""
+        if not self._timeout.expired():
+            self._timeout.reschedule(self._began_at + save_s)
 
 
 class Checkpoints:
     """The latest checkpoint of one session, as its owner sees it."""
 
     def __init__(
-        self, session_id: str, store: CheckpointStore, background: BackgroundTasks
+        self,
+        session_id: str,
+        store: CheckpointStore,
+        background: BackgroundTasks,
+        restores: asyncio.Semaphore,
     ) -> None:
+        """`restores` are shared by the sessions of a worker."""
         self._session_id = session_id
         self._store = store
         self._background = background
+        self._restores = restores
 
     async def write(
         self, token: int, namespace: SavedNamespace, executions: int, operation_id: str
@@ -115,14 +186,34 @@ class Checkpoints:
         if manifest is None:
             lost_calls = executions - before_restart
             return SessionRestored(lost_calls=lost_calls) if lost_calls else None
-        pieces = await self._background.call_until_answered(lambda: self._read(manifest))
-        lost, differences = await restore_namespace(session, pieces)
+        lost, differences = await self._restore(session, manifest)
         return SessionRestored(
             saved_at=manifest.at,
             lost_calls=max(0, executions - manifest.executions),
             lost=tuple(sorted({*manifest.skipped, *lost}))[:_MAX_NAMES],
             differences=differences[:_MAX_NAMES],
         )
+
+    async def _restore(
+        self, session: Session, manifest: CheckpointManifest
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names that did not come back, and the versions that differ.
+
+        The turn ends once the child has all bytes: how long code of the checkpoint then runs in
+        the child holds up no other session.
+        """
+        turn = Turn(self._restores)
+        await turn.begin()
+        try:
+            pieces = await self._background.call_until_answered(lambda: self._read(manifest))
+
+            def on_sent() -> None:
+                pieces.clear()
+                turn.end()
+
+            return await restore_namespace(session, pieces, on_sent)
+        finally:
+            turn.end()
 
     async def _find(self) -> CheckpointManifest | None:
         return await self._store.find(self._session_id)
@@ -137,10 +228,10 @@ async def save_namespace(session: Session, max_bytes: int) -> SavedNamespace:
 
 
 async def restore_namespace(
-    session: Session, pieces: list[bytes]
+    session: Session, pieces: list[bytes], on_sent: Callable[[], object]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names that did not come back, and the versions that differ."""
-    restored = await session.restore(pieces, timeout_s=_LIMIT_S)
+    restored = await session.restore(pieces, timeout_s=_LIMIT_S, on_sent=on_sent)
     differences = (f"{name} {versions}" for name, versions in restored.differences.items())
     return tuple(restored.lost), tuple(differences)
 

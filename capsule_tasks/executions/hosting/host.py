@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from capsule_tasks.executions.background import BackgroundTasks
-from capsule_tasks.executions.hosting.checkpointing import SAVES_AT_ONCE, TURN_S, SaveTurns
+from capsule_tasks.executions.hosting.checkpointing import (
+    RESTORES_AT_ONCE,
+    SAVE_S,
+    SAVES_AT_ONCE,
+    STOPPING_SAVE_S,
+    SaveTurns,
+)
 from capsule_tasks.executions.hosting.child import HostedProfile
 from capsule_tasks.executions.hosting.hosted import HostedSession
 from capsule_tasks.executions.hosting.listing import Listing
@@ -61,6 +67,7 @@ class SessionHost:
         lease_s = publisher.lease.settings.lease_s
         self._tenants = Tenants(store.tenants, tenants, lease_s, self._background)
         self._listing = Listing(store.index, self._background)
+        self._save_turns = SaveTurns(SAVES_AT_ONCE, SAVE_S)
         around = Surroundings(
             publisher=publisher,
             supervisor=supervisor,
@@ -69,7 +76,8 @@ class SessionHost:
             tenants=self._tenants,
             results=self._results,
             background=self._background,
-            save_turns=SaveTurns(SAVES_AT_ONCE, TURN_S),
+            save_turns=self._save_turns,
+            restores=asyncio.Semaphore(RESTORES_AT_ONCE),
             listing=self._listing,
             room=WorkerRoom(max_live),
         )
@@ -100,6 +108,7 @@ class SessionHost:
 
     def stop_taking(self) -> None:
         """Take nothing more, and begin no call more; idle sessions leave now."""
+        self._save_turns.hurry(STOPPING_SAVE_S)
         for host in self.profiles.values():
             host.stop_taking()
 

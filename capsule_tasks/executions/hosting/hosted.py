@@ -85,7 +85,9 @@ class HostedSession:
         self.runner = CallRunner(
             self.session_id, host.publisher, host.supervisor, host.results, self._lane
         )
-        self._checkpoints = Checkpoints(self.session_id, host.checkpoints, host.background)
+        self._checkpoints = Checkpoints(
+            self.session_id, host.checkpoints, host.background, host.restores
+        )
         self._executions = 0
         """Calls of the session that are done, whoever ran them."""
         self._requests = Requests(self, host.store, host.spawn)
@@ -356,8 +358,8 @@ class HostedSession:
         """
         executions, operation_id = self._executions, new_operation()
         async with self._host.save_turns.turn() as turn:
-            saved = await save_namespace(session, self._host.profile.max_checkpoint_bytes)
-            turn.keep()
+            save = save_namespace(session, self._host.profile.max_checkpoint_bytes)
+            saved = await turn.arrival(save)
             return await self.ownership.write_unless_refused(
                 lambda: self._checkpoints.write(
                     self.ownership.token, saved, executions, operation_id

@@ -47,6 +47,7 @@ class Surroundings:
     results: ResultWriter
     background: BackgroundTasks
     save_turns: SaveTurns
+    restores: asyncio.Semaphore
     listing: Listing
     room: WorkerRoom
     hosts: dict[str, ProfileHost] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class ProfileHost:
         self.results = around.results
         self.background = around.background
         self.save_turns = around.save_turns
+        self.restores = around.restores
         self.listing = around.listing
         self.plan = around.room.add_profile(profile.name, profile.limits)
         self.sessions: dict[str, HostedSession] = {}

@@ -115,8 +115,10 @@ class Watched:
         for found in self._client.scan_iter(match=f"{self._prefix}:*", count=1000):
             key = found.decode()
             (row,) = [row for row in ROWS if self._is_of(row, key)]
-            assert self._client.type(found).decode() == row.type, key
-            left_s = self._client.pttl(found) / 1000
+            kind, left_s = self._client.type(found).decode(), self._client.pttl(found) / 1000
+            if not self._client.exists(found):
+                continue  # it has expired since the scan
+            assert kind == row.type, key
             assert left_s > 0, f"{key} has no time to live after {after}"
             # Some of it has passed by now: the next higher one of all that there are was set.
             assert min(ttl for ttl in ALL_TTLS if left_s <= ttl) in ttls_of(row), (key, left_s)

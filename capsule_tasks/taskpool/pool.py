@@ -128,10 +128,8 @@ class TaskPool(prefork.TaskPool):
             self._thread.post(runtime.publisher.listen, channel, ring)
 
     def on_close(self) -> None:
-        """No new tasks will come; those that are here go on."""
+        """No new tasks will come; those that are here go on, and may call named sessions."""
         self._watchdog.on_stopping()
-        if self._runtime is not None and self._runtime.host is not None:
-            self._thread.post(self._runtime.host.stop_taking)
 
     def _is_busy(self) -> bool:
         """Whether the worker waits for tasks or calls; those that have ended do not count."""
@@ -141,7 +139,10 @@ class TaskPool(prefork.TaskPool):
         return time.monotonic() < self._calls_end_at or not all(task.ready() for task in tasks)
 
     def on_stop(self) -> None:
-        """Wait for every task and report its end to Celery, then end the children."""
+        """Wait for every task and report its end to Celery, then end the children.
+
+        Named sessions are hosted until then: the tasks may wait for calls that nobody else runs.
+        """
         self.on_close()
         self._thread.detach_hub()
         hub = get_event_loop()
@@ -172,6 +173,8 @@ class TaskPool(prefork.TaskPool):
             return math.inf
         if self._consumer is not None:  # Celery has cancelled what it knew to run then
             self._consumer.cancel_active_requests()
+        if runtime.host is not None:
+            self._thread.post(runtime.host.stop_taking)
         self._thread.post(runtime.requeue_waiting)
         now = time.monotonic()
         if now >= kill_at:

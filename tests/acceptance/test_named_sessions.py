@@ -20,7 +20,7 @@ from capsule_tasks.errors import CallIdTaken, CodeFailed
 from capsule_tasks.protocol.events import Ended, Outcome, SessionRestored
 from capsule_tasks.protocol.messages import InputRequest
 from tests.acceptance.test_code import code_worker
-from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer
+from tests.acceptance.workers import HANG_S, Worker, close, eventually, producer, unique
 from tests.servers import fresh_prefix
 
 LEASE_S = 1.0
@@ -191,6 +191,23 @@ def test_a_call_is_stopped_when_a_worker_that_stops_has_waited_for_it(
         assert worker.stop() == 0
         with pytest.raises(WorkerLostError, match="its worker was stopped while the call ran"):
             call.get(timeout=HANG_S)
+
+
+def test_tasks_of_a_worker_that_stops_use_its_sessions_to_their_end(
+    redis_url: str, tmp_path: Path
+) -> None:
+    conf = {"capsule_prefix": fresh_prefix()}
+    session_id = unique()
+    with code_worker(redis_url, tmp_path, **conf) as worker:
+        counting = worker.send("count", session_id)
+        assert worker.heard(session_id) == "called"
+        os.kill(worker.pid, signal.SIGTERM)
+        eventually(lambda: "worker: Warm shutdown" in worker.log, "the warm shutdown")
+        worker.go(session_id)
+        assert worker.process is not None
+        assert worker.process.wait(HANG_S) == 0
+        assert counting.get(timeout=HANG_S) == [1, 2, 3]
+        assert not session_of(worker, session_id, conf).info().owner
 
 
 def test_a_second_signal_ends_the_wait_for_calls(redis_url: str, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import os
 from typing import Any
 
 from celery import Celery, signals
+from celery.result import allow_join_result
 
 from capsule_tasks import Capsule
 
+CALL_LIMIT_S = 30
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
 
 app = Celery("tests.acceptance.others.code_app", broker=REDIS_URL, backend=REDIS_URL)
@@ -39,6 +41,18 @@ def tell_ready(**_: Any) -> None:
 @app.task(name="total")
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@app.task(name="count")
+def count(session_id: str) -> list[int]:
+    """Call a named session before and after the test lets the task go on, and then a new one."""
+    session, new = capsule.session(session_id), capsule.session(f"{session_id}-new")
+    with allow_join_result():
+        counted = [session.execute("n = 1\nn").get(timeout=CALL_LIMIT_S)]
+        app.backend.client.rpush(f"mark:{session_id}", "called")
+        app.backend.client.blpop(f"go:{session_id}", CALL_LIMIT_S)
+        counted.append(session.execute("n += 1\nn").get(timeout=CALL_LIMIT_S))
+        return [*counted, new.execute("3").get(timeout=CALL_LIMIT_S)]
 
 
 @app.task(name="explain")

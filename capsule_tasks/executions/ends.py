@@ -21,6 +21,8 @@ _REPLACED = "Replaced by new task"
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
 """A task that raises is reported as `TaskResult`: these kinds concern the frame that carries it."""
 
+MAY_HAVE_RUN = "the call may have run in part"
+
 LastEvent = AttemptEnded | Ended
 
 
@@ -87,6 +89,13 @@ def end_of_unfinished(stop_signum: int | None, terminal: Terminal, status: int |
             why += f" {terminal.message[:1].upper()}{terminal.message[1:]}."
         end = End(EndKind.LOST, why)
     return end.with_bytes_of(terminal)
+
+
+def call_in_part(end: End) -> End:
+    """The end of a call that runs at most once; says of one that was lost that it may have run."""
+    if end.kind is not EndKind.LOST:
+        return end
+    return msgspec.structs.replace(end, message=f"{end.message} {MAY_HAVE_RUN.capitalize()}.")
 
 
 def end_of_traced(traced: TaskResult) -> End:

@@ -215,6 +215,8 @@ class Lifecycle(ClaimAxis):
             self._finish(End(EndKind.OVER_LIMIT, message).with_bytes_of(terminal))
             return
         end = ends.end_of_unfinished(self.stop_signum, terminal, status)
+        if self.origin.needs_claim:
+            end = ends.call_in_part(end)
         # Coroutines share a child: the one that killed it cannot be identified.
         is_cause_known = (
             status is not None and self.stop_signum is None and not self.origin.is_async

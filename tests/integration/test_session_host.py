@@ -172,7 +172,9 @@ async def test_a_child_that_dies_ends_its_call_and_the_next_is_told(
     call = await caller.submit("user-1", "import os\nos.kill(os.getpid(), 9)")
     ended = await caller.ended(call)
     assert (ended.outcome, ended.type) == (Outcome.FAILED, "WorkerLostError")
-    assert (await result(results, call)).outcome is Outcome.LOST
+    why = "Worker exited prematurely: signal 9 (SIGKILL). The call may have run in part."
+    outcome = await result(results, call)
+    assert (outcome.outcome, outcome.message, ended.message) == (Outcome.LOST, why, why)
     after = await caller.submit("user-1", "'n' in globals()")
     assert (await caller.ended(after)).result_text == "False"
     assert SessionRestored(lost_calls=2) in await caller.events(after)

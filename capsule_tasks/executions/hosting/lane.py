@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from capsule_tasks.executions.ends import EndKind
+from capsule_tasks.executions.ends import MAY_HAVE_RUN, EndKind
 from capsule_tasks.executions.execution import Execution
 from capsule_tasks.executions.hosting.outcomes import refusal, traced
 from capsule_tasks.executions.lanes import Child, Lane
@@ -87,7 +87,8 @@ class SessionLane(Lane):
         if isinstance(end, Result):
             self.result = end
         if isinstance(end, Error) and self.kill_reason:
-            end = refusal(execution.call.task_id, EndKind.LOST.value, self.kill_reason)
+            why = f"{self.kill_reason}; {MAY_HAVE_RUN}"
+            end = refusal(execution.call.task_id, EndKind.LOST.value, why)
         super()._finish(child, execution, traced(end, time.monotonic() - self._sent_at))
 
 

@@ -13,6 +13,7 @@ from capsule_tasks.executions.ends import (
     End,
     EndKind,
     LastEvent,
+    call_in_part,
     end_of_traced,
     end_of_unfinished,
     failure_of,
@@ -70,6 +71,14 @@ def test_a_task_lost_with_a_neighbour_is_given_the_reason() -> None:
     said = "its child was killed because one did not stop (the main thread was in two (hold))"
     end = end_of_unfinished(None, error(ErrorKind.LOST_WITH_NEIGHBOUR, said), -KILL)
     assert end.message == f"Worker exited prematurely: signal 9 (SIGKILL). I{said[1:]}."
+
+
+def test_a_lost_call_may_have_run_and_a_cancelled_one_says_nothing() -> None:
+    end = call_in_part(end_of_unfinished(None, error(ErrorKind.KILLED), -KILL))
+    why = "Worker exited prematurely: signal 9 (SIGKILL). The call may have run in part."
+    assert (end.kind, end.message) == (EndKind.LOST, why)
+    stopped = end_of_unfinished(TERM, error(ErrorKind.KILLED), -TERM)
+    assert call_in_part(stopped) == stopped
 
 
 def test_a_lost_task_in_a_live_child_has_a_reason() -> None:

@@ -17,8 +17,8 @@ def function_of_session(function: FunctionType, reduced: Any) -> Any:
     """Reduce a function as cloudpickle does, but without values of globals, and with its own cells.
 
     The namespace has the globals under their own names. With a function, one that cannot be saved
-    would cost the function, and a restore of the function would undo a later assignment. Of cells
-    cloudpickle makes copies, so that two functions would no longer share a variable.
+    would cost the function, and a restore of the function would undo a later assignment.
+    Cloudpickle copies cells, so that two functions would no longer share a variable.
     """
     make, (code, namespace, *others, _), (state, slots), *rest = reduced
     values = slots["__globals__"]

@@ -75,7 +75,7 @@ def checkpoint_drop(keys: NamedSessionKeys, staged: str, *, token: int, stored: 
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A description of a checkpoint, without its data. Of very many names the first are listed."""
+    """A description of a checkpoint, without its data; lists the first names if there are many."""
 
     generation: str
     place: str

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from capsule_tasks.system.portable import PROC
 from capsule_tasks.system.prctl import libc
@@ -14,6 +15,20 @@ from capsule_tasks.system.prctl import libc
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _trim: Callable[[int], int] | None = getattr(libc, "malloc_trim", None)  # glibc alone has it
+
+
+class CpuTimes(NamedTuple):
+    """Processor time of a process since it was born."""
+
+    born_at: int
+    """In ticks since the machine was started."""
+    own_s: float
+    waited_s: float
+    """That of its children that have ended and been waited for."""
+
+    @property
+    def total_s(self) -> float:
+        return self.own_s + self.waited_s
 
 
 def thread_count(pid: int) -> int:
@@ -32,11 +47,19 @@ def resident_bytes(pid: int) -> int:
 
 def cpu_s(pid: int) -> float:
     """Processor time of a process, and of its children that have ended and been waited for."""
+    times = cpu_times(pid)
+    return times.total_s if times is not None else 0.0
+
+
+def cpu_times(pid: int) -> CpuTimes | None:
+    """The processor time of a process; None for one that has ended."""
     try:
         fields = _read(f"{PROC}/{pid}/stat").rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / _TICKS
+        user, system, waited_user, waited_system = map(int, fields[11:15])
+        born_at = int(fields[19])
     except (OSError, IndexError, ValueError):
-        return 0.0
+        return None
+    return CpuTimes(born_at, (user + system) / _TICKS, (waited_user + waited_system) / _TICKS)
 
 
 def own_resident_bytes() -> int:

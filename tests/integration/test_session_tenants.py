@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from capsule_tasks.executions.hosting.child import METER_EVERY_S
+from capsule_tasks.executions.hosting import tenants as usage
 from capsule_tasks.executions.hosting.plan import Stage
+from capsule_tasks.executions.hosting.tenants import METER_EVERY_S
 from capsule_tasks.protocol.events import Outcome, RespondCommand
 from capsule_tasks.settings import TenantSettings
 from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
@@ -72,8 +73,13 @@ async def test_a_session_that_leaves_gives_its_place_to_another(
 
 
 async def test_a_tenant_that_used_its_processor_time_runs_no_call_more(
-    valkey_url: str, prefix: str, results: Results, caller: Caller
+    valkey_url: str,
+    prefix: str,
+    results: Results,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(usage, "COUNT_EVERY_S", HANG_S)
     tenants = {"acme": TenantSettings(max_cpu_s=0.05)}
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     async with HostWorker(valkey_url, prefix, results, tenants=tenants):
@@ -106,6 +112,66 @@ async def test_processor_time_counts_also_if_the_code_ends_its_process(
         async with asyncio.timeout(HANG_S):
             while (await caller.sessions.tenants.usage("acme")).cpu_ms < 1000 * METER_EVERY_S:
                 await asyncio.sleep(0.005)
+
+
+BURNERS = {
+    "thread": "import threading\ndef burn():\n    while True: pass\n"
+    "threading.Thread(target=burn, daemon=True).start()",
+    "process": "import os\nif os.fork() == 0:\n    if os.fork() == 0:\n        os.setsid()\n"
+    "        while True: pass\n    os._exit(0)\n_ = os.wait()",
+}
+
+
+@pytest.mark.parametrize("burner", BURNERS)
+async def test_what_burns_on_after_its_call_counts_and_is_stopped_at_the_limit(
+    burner: str,
+    valkey_url: str,
+    prefix: str,
+    results: Results,
+    caller: Caller,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tenants = {"acme": TenantSettings(max_cpu_s=0.5)}
+    async with HostWorker(valkey_url, prefix, results, tenants=tenants) as worker:
+        started = await caller.run("a", BURNERS[burner], tenant="acme")
+        assert started.outcome is Outcome.SUCCEEDED
+        session = worker.hosted["a"].child
+        assert session is not None
+        await eventually(lambda: not session.is_alive)
+        assert "session 'a' is stopped, its child killed: tenant 'acme' has used" in caplog.text
+        assert (await caller.sessions.tenants.usage("acme")).cpu_ms >= 500
+        refused = await caller.run("a", "1", tenant="acme")
+        assert (refused.outcome, refused.type) == (Outcome.FAILED, "TenantOverLimit")
+
+
+async def test_a_call_that_takes_its_tenant_over_the_limit_is_stopped(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    tenants = {"acme": TenantSettings(max_cpu_s=0.2)}
+    async with HostWorker(valkey_url, prefix, results, tenants=tenants):
+        call = await caller.submit("a", "while True: pass", tenant="acme")
+        ended = await caller.ended(call)
+        assert (ended.outcome, ended.type) == (Outcome.FAILED, "TenantOverLimit")
+        assert "may use 0.2 s" in ended.message
+        await eventually(lambda: call in results)
+        assert results[call].type == "TenantOverLimit"
+
+
+async def test_the_time_of_processes_counts_for_the_call_that_starts_them(
+    valkey_url: str, prefix: str, results: Results, caller: Caller
+) -> None:
+    source = (
+        "import os, time\n"
+        "if (pid := os.fork()) == 0:\n"
+        f"    end = time.process_time() + {8 * METER_EVERY_S}\n"
+        "    while time.process_time() < end: pass\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "_ = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"
+    )
+    async with HostWorker(valkey_url, prefix, results):
+        assert (await caller.run("a", source)).outcome is Outcome.SUCCEEDED
+        await caller.settled("a")
+        assert (await caller.sessions.info("a")).cpu_ms >= 1000 * METER_EVERY_S
 
 
 async def test_places_last_as_long_as_their_sessions(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from typing import Self
 
 import msgspec
 
@@ -14,13 +12,9 @@ from capsule_tasks.executions.hosting.plan import HostLimits
 from capsule_tasks.sessions.process.template import TemplateSpawner
 from capsule_tasks.sessions.session import Session
 from capsule_tasks.settings import MIB, SessionConfig
-from capsule_tasks.system.usage import cpu_s
+from capsule_tasks.system.cpu import FamilyCpu, members_of
 
 log = logging.getLogger("capsule_tasks.taskpool")
-
-
-METER_EVERY_S = 0.25
-"""Between two readings of the processor time of a child in which a call runs."""
 
 
 class HostedProfile(msgspec.Struct, frozen=True):
@@ -34,39 +28,27 @@ class HostedProfile(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """The processor time of the child, and of those that replace it, while it is measured.
+    """The processor time of the child's process family, and of the families that replace it.
 
-    The kernel forgets the time of a process that ends, and code may end its process or have it
-    killed. So the time is read again and again, by this process: what a child says of itself is
-    up to its code. What it has used since the last reading is not counted.
+    The time is read again and again, by this process: what a child says of itself is up to its
+    code, and the kernel forgets the time of a process that ends.
     """
 
     def __init__(self, pid: Callable[[], int]) -> None:
         self._pid = pid
-        self._used_s: dict[int, float] = {}
-        first = pid()
-        self._before_s = {first: cpu_s(first)}
-
-    def __enter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(METER_EVERY_S, self._tick)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        self._of = 0
+        self._family = FamilyCpu()
+        self._before_s = 0.0
+        """That of the families before."""
 
     def used_ms(self) -> int:
-        """The milliseconds that were used until now."""
-        self._read()
-        return int(sum(self._used_s.values()) * 1000)
-
-    def _tick(self) -> None:
-        self._read()
-        self._timer = asyncio.get_running_loop().call_later(METER_EVERY_S, self._tick)
-
-    def _read(self) -> None:
+        """The milliseconds that were used until now, by all children of the session here."""
         pid = self._pid()
-        used_s = cpu_s(pid) - self._before_s.get(pid, 0.0)
-        self._used_s[pid] = max(used_s, self._used_s.get(pid, 0.0))
+        if pid != self._of:
+            self._before_s += self._family.used_s
+            self._of, self._family = pid, FamilyCpu()
+        self._family.read(members_of(pid))
+        return int((self._before_s + self._family.used_s) * 1000)
 
 
 class SessionChild:
@@ -82,16 +64,13 @@ class SessionChild:
         self._profile = profile
         self._lane = lane
         self._session: Session | None = None
+        self.meter = Meter(self._pid)
 
     @property
     def session(self) -> Session | None:
         """The child, if it can be used."""
         session = self._session
         return session if session is not None and session.is_alive else None
-
-    def meter(self) -> Meter:
-        """Measures what the child uses from now on, as a context manager."""
-        return Meter(self._pid)
 
     def _pid(self) -> int:
         """The child's pid; 0 without a child."""

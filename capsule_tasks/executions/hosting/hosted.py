@@ -40,6 +40,7 @@ from capsule_tasks.executions.hosting.ownership import Ownership
 from capsule_tasks.executions.hosting.plan import FIRM, NEEDS_CHECKPOINT, Decision, Leave, Save
 from capsule_tasks.executions.hosting.requests import Requests, names_in
 from capsule_tasks.executions.hosting.runner import CallRunner
+from capsule_tasks.executions.hosting.tenants import UsageWatch
 from capsule_tasks.protocol.calls import (
     CheckpointRequest,
     RequestDone,
@@ -92,6 +93,9 @@ class HostedSession:
         """Calls of the session that are done, whoever ran them."""
         self._requests = Requests(self, host.store, host.spawn)
         self._tenant = ""
+        self._usage = UsageWatch(
+            lambda: self._tenant, host.tenants, self._child.meter, self._stop_over_limit
+        )
         self._before_restart = 0
         """Those of them that were done when the session was restarted."""
         self._inherited: BegunCall | None = None
@@ -140,16 +144,23 @@ class HostedSession:
             await self.kill("another worker has taken over its session")
         self._wake.set()
 
-    async def kill(self, reason: str) -> None:
+    async def kill(self, reason: str, type_name: str = EndKind.LOST.value) -> None:
         """Kill the child; the call that runs ends with the reason."""
-        self._lane.kill_reason = reason
+        self._lane.kill_type, self._lane.kill_reason = type_name, reason
         await self._child.end()
-        self._lane.refuse_waiting(EndKind.LOST.value, reason)
+        self._lane.refuse_waiting(type_name, reason)
+
+    async def _stop_over_limit(self, why: str) -> None:
+        """Kill a child that uses processor time although its tenant may use no more."""
+        if self.child is not None:
+            log.warning("session %r is stopped, its child killed: %s", self.session_id, why)
+            await self.kill(why, _OVER_LIMIT)
 
     # --- the whole story -----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Own the session until the plan lets it go, or another worker has it."""
+        watch = asyncio.create_task(self._usage.run())
         try:
             if await self._take():
                 await self._live()
@@ -160,6 +171,8 @@ class HostedSession:
             self._host.failed(self)
         finally:
             self._host.listing.discard(self.session_id)  # it may be forgotten from now on
+            watch.cancel()
+            self._usage.count_rest()
             self._host.plan.gives_back(self.session_id)
             await shielded(self._child.end())
             await self._host.tenants.leave(self._tenant, self.session_id)
@@ -278,11 +291,11 @@ class HostedSession:
             await self._start_child()
         self._child.use()
         restored, self._restored = self._restored, None
-        with self._child.meter() as meter:
-            has_run = await self.runner.run(
-                begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
-            )
-            cpu_ms = meter.used_ms()
+        self._usage.begin_call()
+        has_run = await self.runner.run(
+            begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
+        )
+        cpu_ms = self._usage.end_call()
         if has_run:
             self._host.plan.executed(self.session_id)
         else:
@@ -292,12 +305,12 @@ class HostedSession:
         is_counted = has_run or is_inherited
         await self._done(begun, has_run=is_counted, cpu_ms=cpu_ms)
         if is_counted:
-            await self._host.tenants.add_usage(self._tenant, begun.call_id, cpu_ms)
+            await self._usage.count_call(begun.call_id, cpu_ms)
 
     async def _start_child(self) -> None:
         """Start a child with the namespace of the last checkpoint; raises SessionStartFailed."""
         self._host.plan.lost_state(self.session_id)
-        self._lane.kill_reason = ""
+        self._lane.kill_type, self._lane.kill_reason = EndKind.LOST.value, ""
         try:
             session = await self._child.start()
             self._restored = await self._checkpoints.restore(

@@ -36,6 +36,8 @@ class SessionLane(Lane):
         super().__init__("session", 1, supervisor, sent)
         self.result: Result | None = None
         """The value of the last call, if it has one."""
+        self.kill_type = EndKind.LOST.value
+        """The name of the error that `kill_reason` explains."""
         self.kill_reason = ""
         """Why the host stops or kills the child; calls that run or wait end with it."""
         self._sent_at = 0.0
@@ -68,7 +70,7 @@ class SessionLane(Lane):
 
     def dispatch(self) -> None:
         if self.kill_reason:  # until there is another child
-            self.refuse_waiting(EndKind.LOST.value, self.kill_reason)
+            self.refuse_waiting(self.kill_type, self.kill_reason)
         super().dispatch()
 
     def _take_child(self) -> Child | None:
@@ -88,7 +90,7 @@ class SessionLane(Lane):
             self.result = end
         if isinstance(end, Error) and self.kill_reason:
             why = f"{self.kill_reason}; {MAY_HAVE_RUN}"
-            end = refusal(execution.call.task_id, EndKind.LOST.value, why)
+            end = refusal(execution.call.task_id, self.kill_type, why)
         super()._finish(child, execution, traced(end, time.monotonic() - self._sent_at))
 
 

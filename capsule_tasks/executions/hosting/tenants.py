@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
 from capsule_tasks.errors import StorageError
 from capsule_tasks.executions.background import BackgroundTasks
+from capsule_tasks.executions.hosting.child import Meter
 from capsule_tasks.settings import TenantSettings
+from capsule_tasks.storage.operations import new_operation
 from capsule_tasks.storage.sessions.tenants import TenantStore
 
 ANY = "*"
 """Stands for every tenant that has no limits of its own."""
 _UNLIMITED = TenantSettings()
+METER_EVERY_S = 0.25
+"""Between two readings of the processor time of a session's child."""
+COUNT_EVERY_S = 1.0
+"""Between two times that it is counted, for a tenant with a limit."""
+IDLE_MS = 1000
+"""What a child may use after a call, although its tenant is over the limit: for its checkpoint."""
 _LEASES = 3
 """Renewals that may fail until a place lapses."""
 
@@ -69,9 +77,9 @@ class Tenants:
 
     async def over_limit(self, tenant: str) -> str:
         """Why no call of the tenant may begin now; empty if it may."""
-        limits = self._limits_of(tenant)
-        if not tenant or not limits.max_cpu_s:
+        if not self.has_cpu_limit(tenant):
             return ""
+        limits = self._limits_of(tenant)
         usage = await self._background.call_until_answered(partial(self._store.usage, tenant))
         if usage.cpu_ms < limits.max_cpu_s * 1000:
             return ""
@@ -81,11 +89,25 @@ class Tenants:
             f"{since}, and may use {limits.max_cpu_s:g} s"
         )
 
-    async def add_usage(self, tenant: str, call_id: str, cpu_ms: int) -> None:
+    def has_cpu_limit(self, tenant: str) -> bool:
+        """Whether the processor time of the tenant is limited."""
+        return bool(tenant) and self._limits_of(tenant).max_cpu_s > 0
+
+    async def add_call(self, tenant: str, call_id: str, cpu_ms: int) -> None:
         """Count a call that has ended, once."""
         if tenant:
             add = partial(self._store.add_usage, tenant, cpu_ms, operation_id=call_id)
             await self._background.call_until_answered(add)
+
+    async def add_cpu(self, tenant: str, cpu_ms: int) -> None:
+        """Count processor time that belongs to no call that has ended."""
+        operation_id = new_operation()
+        add = partial(self._store.add_usage, tenant, cpu_ms, 0, operation_id=operation_id)
+        await self._background.call_until_answered(add)
+
+    def add_cpu_soon(self, tenant: str, cpu_ms: int) -> None:
+        """The same, without waiting."""
+        self._background.spawn(self.add_cpu(tenant, cpu_ms))
 
     async def run(self) -> None:
         """Renew the places of the sessions that are here; until cancelled."""
@@ -101,3 +123,77 @@ class Tenants:
 
     def _limits_of(self, tenant: str) -> TenantSettings:
         return self._limits.get(tenant) or self._limits.get(ANY) or _UNLIMITED
+
+
+class UsageWatch:
+    """Counts the processor time of one session's child for its tenant.
+
+    While a call runs; for a tenant with a limit all the time, since what code has started goes on
+    after its call. A session that uses more once its tenant is over the limit is stopped.
+    """
+
+    def __init__(
+        self,
+        tenant: Callable[[], str],
+        tenants: Tenants,
+        meter: Meter,
+        stop: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`tenant` may be unknown until the first call; `stop` is told why."""
+        self._tenant = tenant
+        self._tenants = tenants
+        self._meter = meter
+        self._stop = stop
+        self._counted_ms = 0
+        self._since_ms = 0
+        """What had been used when the call began, or the last one ended."""
+        self._is_in_call = False
+
+    async def run(self) -> None:
+        """Measure, and count; until cancelled."""
+        passed_s = 0.0
+        while True:
+            await asyncio.sleep(METER_EVERY_S)
+            passed_s += METER_EVERY_S
+            is_limited = self._tenants.has_cpu_limit(self._tenant())
+            if not is_limited and not self._is_in_call:
+                continue
+            used_ms = self._meter.used_ms()
+            if is_limited and passed_s >= COUNT_EVERY_S and used_ms > self._counted_ms:
+                passed_s = 0.0
+                await self._count(used_ms)
+
+    async def _count(self, used_ms: int) -> None:
+        """Count what was used since the last time; stop the session over the limit."""
+        tenant, cpu_ms = self._tenant(), used_ms - self._counted_ms
+        self._counted_ms = used_ms
+        await self._tenants.add_cpu(tenant, cpu_ms)
+        if not (why := await self._tenants.over_limit(tenant)):
+            return
+        if self._is_in_call or used_ms - self._since_ms >= IDLE_MS:
+            await self._stop(why)
+
+    def begin_call(self) -> None:
+        """A call begins."""
+        self._since_ms = self._meter.used_ms()
+        self._is_in_call = True
+
+    def end_call(self) -> int:
+        """The milliseconds that the call has used."""
+        self._is_in_call = False
+        began_ms, self._since_ms = self._since_ms, self._meter.used_ms()
+        return self._since_ms - began_ms
+
+    async def count_call(self, call_id: str, cpu_ms: int) -> None:
+        """Count a call that has ended, with what it used."""
+        if self._tenants.has_cpu_limit(self._tenant()):
+            used_ms = self._meter.used_ms()
+            cpu_ms, self._counted_ms = used_ms - self._counted_ms, used_ms
+        await self._tenants.add_call(self._tenant(), call_id, cpu_ms)
+
+    def count_rest(self) -> None:
+        """Count what is not counted yet, in the background: the session leaves."""
+        used_ms = self._meter.used_ms()
+        if self._tenants.has_cpu_limit(self._tenant()) and used_ms > self._counted_ms:
+            self._tenants.add_cpu_soon(self._tenant(), used_ms - self._counted_ms)
+            self._counted_ms = used_ms

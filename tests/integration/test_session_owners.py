@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio as asyncio_redis
 
+from capsule_tasks.executions.hosting.hosted import CLOCKS_S
 from capsule_tasks.protocol.calls import SessionCall, encode_call
 from capsule_tasks.protocol.events import (
     AttemptEnded,
@@ -18,6 +19,7 @@ from capsule_tasks.protocol.events import (
     RespondCommand,
     SessionRestored,
 )
+from capsule_tasks.settings import SessionConfig
 from capsule_tasks.storage.keys import HostKeys
 from capsule_tasks.storage.sessions.types import BegunCall
 from tests.integration.hosting import (
@@ -177,6 +179,23 @@ async def test_a_call_that_was_begun_long_ago_does_not_run_again(
         assert "may have run" in ended.message
         await caller.settled("user-1")
     assert results[begun.call_id].outcome is Outcome.LOST
+
+
+async def test_a_call_that_was_begun_long_ago_when_its_child_is_there_does_not_run_again(
+    valkey_url: str, prefix: str, results: RedisResults, caller: Caller
+) -> None:
+    """A start of a child takes long enough for Redis to forget the end of a call meanwhile."""
+    begun = await DeadOwner(caller, "user-1").begin("print('runs')")
+    slow = SessionConfig(warmup="import time\ntime.sleep(1.5)")
+    may_claim_for_s = 1.0
+    kept_s = may_claim_for_s + CLOCKS_S
+    async with HostWorker(valkey_url, prefix, results, silent_retention_s=kept_s, config=slow):
+        ended = await caller.ended(begun.call_id)
+        assert "may have run" in ended.message
+        await caller.settled("user-1")
+        assert (await caller.run("user-1", "1")).result_text == "1"
+    assert results[begun.call_id].outcome is Outcome.LOST
+    assert await caller.printed(begun.call_id) == ""
 
 
 async def test_records_of_what_a_worker_holds_outlive_their_ttl(

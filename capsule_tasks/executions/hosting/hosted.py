@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, TypeVar
 
 from capsule_tasks.errors import (
@@ -64,8 +65,8 @@ T = TypeVar("T")
 
 _NO_CHILD = "SessionStartFailed"
 _OVER_LIMIT = "TenantOverLimit"
-_CLOCKS_S = 10.0
-"""The time from a read of the session to a read of its call, generously."""
+CLOCKS_S = 10.0
+"""By how much Redis may forget the end of a call too early, generously: clocks differ."""
 _GIVE_UP_AFTER = 3
 """Attempts of one worker to give a session a child, until its calls fail."""
 
@@ -99,8 +100,8 @@ class HostedSession:
         self._before_restart = 0
         """Those of them that were done when the session was restarted."""
         self._inherited: BegunCall | None = None
-        self._is_begun_long_ago = False
-        """So long ago that Redis may have forgotten the end of the inherited call."""
+        self._claim_by = math.inf
+        """When Redis may have forgotten the end of the inherited call, by the loop's clock."""
         self._restored: SessionRestored | None = None
         """To be told to the next call."""
 
@@ -198,7 +199,7 @@ class HostedSession:
 
     async def _take(self) -> bool:
         """Become the owner; False if somebody else is."""
-        host = self._host
+        host, asked_at = self._host, self._host.now()
         try:
             taken = await self.ownership.take()
         except SessionHeld:
@@ -212,14 +213,14 @@ class HostedSession:
             await self.ownership.release()
             await self._unlist()
             return False
-        self._take_over(taken)
+        self._take_over(taken, asked_at)
         await self._unlist()
         return True
 
-    def _take_over(self, taken: Taken) -> None:
+    def _take_over(self, taken: Taken, asked_at: float) -> None:
         self._inherited = taken.begun
-        retention = self._host.publisher.retention
-        self._is_begun_long_ago = taken.begun_ago_s >= retention.silent_retention_s - _CLOCKS_S
+        kept_s = self._host.publisher.retention.silent_retention_s - CLOCKS_S
+        self._claim_by = asked_at - taken.begun_ago_s + kept_s
         self._executions = taken.executions
         self._before_restart = taken.before_restart
         self._tenant = taken.tenant
@@ -292,9 +293,8 @@ class HostedSession:
         self._child.use()
         restored, self._restored = self._restored, None
         self._usage.begin_call()
-        has_run = await self.runner.run(
-            begun, restored, may_be_forgotten=is_inherited and self._is_begun_long_ago
-        )
+        claim_by = self._claim_by if is_inherited else math.inf
+        has_run = await self.runner.run(begun, restored, claim_by=claim_by)
         cpu_ms = self._usage.end_call()
         if has_run:
             self._host.plan.executed(self.session_id)

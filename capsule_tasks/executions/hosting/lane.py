@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from capsule_tasks.executions.ends import MAY_HAVE_RUN, EndKind
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.hosting.outcomes import refusal, traced
+from capsule_tasks.executions.hosting.outcomes import MAY_HAVE_RUN, refusal, traced
 from capsule_tasks.executions.lanes import Child, Lane
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.messages import Error, Result, Terminal
@@ -40,6 +42,8 @@ class SessionLane(Lane):
         """The name of the error that `kill_reason` explains."""
         self.kill_reason = ""
         """Why the host stops or kills the child; calls that run or wait end with it."""
+        self.claim_by = math.inf
+        """A call that is claimed later may have run elsewhere: it ends as lost."""
         self._sent_at = 0.0
         self._on_child_refused = on_child_refused
 
@@ -51,6 +55,13 @@ class SessionLane(Lane):
         """Send calls to this session from now on."""
         self.children[_SLOT] = Child(self.kind, Slot(_SLOT), session, session.pid or 0)
         self.dispatch()
+
+    def enqueue(self, execution: Execution) -> None:
+        """Send a call that was claimed just now to the child, as soon as there is one."""
+        if asyncio.get_running_loop().time() < self.claim_by:
+            super().enqueue(execution)
+        else:
+            refuse_call(execution, self._supervisor, EndKind.LOST.value, MAY_HAVE_RUN)
 
     def drop_child(self) -> None:
         """Send nothing more to the child; what it has goes on."""

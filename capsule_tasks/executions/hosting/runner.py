@@ -20,6 +20,7 @@ from capsule_tasks.executions.ends import End, EndKind, lost, outcome_of
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.hosting.lane import SessionLane, refuse_call
 from capsule_tasks.executions.hosting.outcomes import (
+    MAY_HAVE_RUN,
     CallOutcome,
     outcome_of_end,
     outcome_of_event,
@@ -36,8 +37,6 @@ from capsule_tasks.storage.executions.types import Record
 from capsule_tasks.storage.sessions.types import BegunCall
 
 log = logging.getLogger("capsule_tasks.taskpool")
-
-_MAY_HAVE_RUN = "its worker died, so the call may have run"
 
 
 class CallReporter(Reporter):
@@ -73,23 +72,22 @@ class CallRunner:
         """Whether the child was sent the latest call."""
 
     async def run(
-        self, begun: BegunCall, restored: SessionRestored | None, *, may_be_forgotten: bool
+        self, begun: BegunCall, restored: SessionRestored | None, *, claim_by: float
     ) -> bool:
         """Run the call, or find out how it ended. Its end and its result are stored on return.
 
-        `may_be_forgotten`: another owner has begun the call, so long ago that Redis may not know
-        any more how it ended. False if the call did not run here, as one that was cancelled before
+        `claim_by`: when Redis may have forgotten how a call ended that another owner has begun, by
+        the loop's clock. A claim that is granted later does not say that the call has not run, so
+        the call ends as lost. False if the call did not run here, as one that was cancelled before
         the child had it.
         """
+        self._lane.claim_by = claim_by
         while True:
-            lane: Lane = self._lane
-            if may_be_forgotten and (await self._record(begun.call_id)).state == "unknown":
-                lane = self._refusing_lane(EndKind.LOST.value, _MAY_HAVE_RUN)
-            end = await self._execute(begun, lane, restored)
+            end = await self._execute(begun, self._lane, restored)
             if end.kind is not EndKind.NOT_CLAIMED:
-                outcome = outcome_of_end(end, self._lane.result if lane is self._lane else None)
-                await self._results.store(begun.call_id, outcome)
-                return lane is self._lane and self._was_sent
+                result = self._lane.result if self._was_sent else None
+                await self._results.store(begun.call_id, outcome_of_end(end, result))
+                return self._was_sent
             if await self._ended_elsewhere(begun.call_id):
                 return False
             await asyncio.sleep(RETRY_DELAY_S)  # so much waits for Redis that there was no room
@@ -167,7 +165,7 @@ class CallRunner:
 
     async def _end_as_lost(self, call_id: str, record: Record) -> None:
         """End a call of a dead owner, as a reaper does, which may come first."""
-        event = lost(_MAY_HAVE_RUN)
+        event = lost(MAY_HAVE_RUN)
         reap = partial(
             self._publisher.store.reap,
             call_id,

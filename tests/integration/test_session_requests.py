@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as asyncio_redis
 
 from capsule_tasks.errors import SessionClosing, SessionUnknown
-from capsule_tasks.executions.hosting import checkpointing, requests
+from capsule_tasks.executions.hosting import checkpointing, plan, requests
 from capsule_tasks.executions.hosting.requests import names_in
 from capsule_tasks.protocol.calls import (
     CheckpointMade,
@@ -169,6 +169,24 @@ async def test_an_idle_session_is_closed_at_once(worker: HostWorker, caller: Cal
     await caller.sessions.close_session("user-1")
     await eventually(lambda: not worker.hosted)
     assert await worker.checkpoints.find("user-1") is None
+
+
+async def test_a_closed_session_that_was_listed_by_mistake_leaves_and_can_be_used(
+    worker: HostWorker, caller: Caller, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "UNUSED_TIMEOUT_S", 0.05)
+    await caller.run("user-1", "n = 1")
+    await caller.sessions.close_session("user-1")
+    await eventually(lambda: not worker.hosted)
+    await caller.sessions.want(PROFILE, "user-1")
+    await eventually(lambda: worker.hosted)
+    await eventually(lambda: not worker.hosted)
+    keys = caller.sessions.keys_of("user-1")
+    async with asyncio_redis.from_url(valkey_url) as client:
+        for key in (keys.session, keys.calls, keys.known):
+            if await client.ttl(key) < 86400:  # as if a day had passed
+                await client.delete(key)
+    assert (await caller.run("user-1", "'n' in globals()")).result_text == "False"
 
 
 @pytest.mark.parametrize("end", ["restart", "close"])

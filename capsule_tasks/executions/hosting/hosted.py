@@ -187,7 +187,8 @@ class HostedSession:
             await self._requests.read()
             await self._bring_up()
             self._mark_used()
-            self._host.plan.taken(self.session_id, self._host.now())
+            is_unused = self._executions == 0
+            self._host.plan.taken(self.session_id, self._host.now(), is_unused=is_unused)
             self._host.wake()
             await self._serve()
         except SessionStartFailed as fault:

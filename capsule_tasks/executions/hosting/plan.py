@@ -32,6 +32,8 @@ EVICT_AFTER_IDLE_S = 0.05
 """A caller that sends one call after the other keeps its session..."""
 EVICT_AFTER_S = 2.0
 """... for so long, if others are wanted."""
+UNUSED_TIMEOUT_S = 10.0
+"""How long a session is idle that has never run a call: the producer that had it listed is gone."""
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
 _MAX_FAILED = 10_000
@@ -102,6 +104,8 @@ class Seat:
     stage: Stage
     taken_at: float
     idle_since: float = 0.0
+    is_unused: bool = False
+    """Whether the session has never run a call."""
     unsaved: int = 0
     """Executions since the last checkpoint."""
     save_after: float = 0.0
@@ -217,10 +221,10 @@ class HostPlan:
             raise InternalError(f"session {session_id!r} is taken twice")
         self.seats[session_id] = Seat(session_id, Stage.TAKING, now)
 
-    def taken(self, session_id: str, now: float) -> None:
-        """The session is owned and its child is ready."""
+    def taken(self, session_id: str, now: float, *, is_unused: bool = False) -> None:
+        """The session is owned and its child is ready; `is_unused`: it has never run a call."""
         seat = self._moved(session_id, Stage.BUSY, Stage.TAKING)
-        seat.taken_at = now
+        seat.taken_at, seat.is_unused = now, is_unused
         self._failed.pop(session_id, None)
 
     def failed(self, session_id: str, now: float) -> float:
@@ -246,7 +250,9 @@ class HostPlan:
 
     def executed(self, session_id: str) -> None:
         """A call has ended in the session."""
-        self.seats[session_id].unsaved += 1
+        seat = self.seats[session_id]
+        seat.unsaved += 1
+        seat.is_unused = False
 
     def idle(self, session_id: str, now: float) -> None:
         """No call waits."""
@@ -338,7 +344,7 @@ class HostPlan:
         for seat in self.seats.values():
             if seat.stage is not Stage.IDLE:
                 continue
-            times.append(seat.idle_since + self.limits.idle_timeout_s)
+            times.append(self._idle_until(seat))
             if self.limits.max_age_s is not None:
                 times.append(max(seat.taken_at + self.limits.max_age_s, seat.save_after))
             if seat.unsaved:
@@ -356,9 +362,13 @@ class HostPlan:
             return Why.STOPPING
         if self._is_old(seat, now) and now >= seat.save_after:
             return Why.OLD
-        if now >= seat.idle_since + self.limits.idle_timeout_s:
+        if now >= self._idle_until(seat):
             return Why.IDLE
         return None
+
+    def _idle_until(self, seat: Seat) -> float:
+        idle_s = self.limits.idle_timeout_s
+        return seat.idle_since + (min(idle_s, UNUSED_TIMEOUT_S) if seat.is_unused else idle_s)
 
     def _is_old(self, seat: Seat, now: float) -> bool:
         max_age_s = self.limits.max_age_s

@@ -46,3 +46,19 @@ def test_a_session_that_was_never_used_is_not_closing_after_its_release(bench: B
     bench.release(token)
     assert bench.record() == {"token": token}
     assert bench.submit("c", listed_under=token) == [Code.DONE, 1, b"", 1]
+
+
+def test_a_session_that_was_closed_is_used_again_after_an_owner_found_no_call(bench: Bench) -> None:
+    """Its log may outlive the time for which a token is left; numbers of calls only grow."""
+    bench.submit("c1")
+    token = bench.taken()
+    bench.begin(token)
+    bench.done(token, 1)
+    assert bench.call("close", "s", token, bench.doorbell, bench.keys.channel) == [Code.DONE, 1]
+    token = bench.taken(operation="o2")
+    assert bench.release(token) == [Code.DONE, 0]
+    assert bench.record() == {"token": token, "seq": "1"}
+    for key in (bench.keys.session, bench.keys.calls):
+        if bench.ttl(key) <= TOKEN_MS:  # as if the time had passed
+            bench.client.delete(key)
+    assert bench.submit("c2") == [Code.DONE, 2, b"", 1]

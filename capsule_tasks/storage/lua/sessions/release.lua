@@ -1,7 +1,8 @@
 -- Ends the ownership of a session. Repeated, it changes nothing.
 --
 -- Of a session that was never used only the token is left for a time, so that a producer who knew
--- the one before finds out that the session was in other hands.
+-- the one before finds out that the session was in other hands. Of one that was closed the number
+-- of the last call is left, too, as long as the log, whose next call needs a larger one.
 --
 -- KEYS
 --   session  hash    capsule:{S:<session>}:session
@@ -25,7 +26,7 @@ if session.owner then
   redis.call('HDEL', session_key, 'owner')
   if not session.created then
     redis.call('HDEL', session_key, 'profile', 'closing')
-    redis.call('PEXPIRE', session_key, token_ttl_ms)
+    if session.seq == 0 then redis.call('PEXPIRE', session_key, token_ttl_ms) end
   end
 end
 return {DONE, session.unfinished}

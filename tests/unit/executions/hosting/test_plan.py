@@ -12,6 +12,7 @@ from capsule_tasks.executions.hosting.plan import (
     EVICT_AFTER_S,
     EVICT_AT_ONCE,
     TAKE_AT_ONCE,
+    UNUSED_TIMEOUT_S,
     HostLimits,
     HostPlan,
     Leave,
@@ -94,6 +95,20 @@ def test_an_idle_session_leaves_after_its_time() -> None:
     assert plan.decide(10.0) == [Leave("a", Why.IDLE)]
     assert plan.decide(11.0) == []
     assert plan.next_check_at() is None
+
+
+def test_a_session_that_has_never_run_a_call_leaves_soon() -> None:
+    plan = make(idle_timeout_s=2 * UNUSED_TIMEOUT_S)
+    for name in ("a", "b"):
+        plan.take(name, 0.0)
+        plan.taken(name, 0.0, is_unused=True)
+    plan.executed("b")
+    for name in ("a", "b"):
+        plan.idle(name, 0.0)
+    assert plan.next_check_at() == UNUSED_TIMEOUT_S
+    assert plan.decide(UNUSED_TIMEOUT_S - 0.1) == []
+    assert plan.decide(UNUSED_TIMEOUT_S) == [Leave("a", Why.IDLE)]
+    assert plan.next_check_at() == 2 * UNUSED_TIMEOUT_S
 
 
 def test_a_changed_session_is_saved_once_it_has_been_idle() -> None:

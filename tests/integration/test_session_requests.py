@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from capsule_tasks.protocol.calls import (
 )
 from capsule_tasks.protocol.events import Outcome, RespondCommand, SessionRestored
 from capsule_tasks.sessions.session import Session
+from capsule_tasks.settings import SessionConfig
 from tests.integration.hosting import PROFILE, Caller, HostWorker, Results
 from tests.streaming import HANG_S, eventually
 
@@ -136,6 +139,32 @@ async def test_a_restart_ends_the_call_that_runs_and_empties_the_namespace(
     await eventually(lambda: waiting in results)
     assert results[call].outcome is Outcome.LOST
     assert await worker.checkpoints.find("user-1") is None
+
+
+async def test_a_restart_does_not_wait_for_the_child_of_a_call_that_was_begun(
+    valkey_url: str, prefix: str, results: Results, caller: Caller, tmp_path: Path
+) -> None:
+    may_start = tmp_path / "may start"
+    may_start.touch()
+    wait = f"import os, time\nwhile not os.path.exists({str(may_start)!r}): time.sleep(0.01)"
+    config = SessionConfig(warmup=wait)
+    async with HostWorker(valkey_url, prefix, results, config=config) as worker:
+        await caller.run("user-1", "n = 1")
+        await caller.settled("user-1")
+        session = worker.hosted["user-1"].child
+        assert session is not None
+        may_start.unlink()
+        session.signal(signal.SIGKILL)
+        await eventually(lambda: not session.is_alive)
+        call = await caller.submit("user-1", "'n' in globals()")
+        async with asyncio.timeout(HANG_S):
+            while (await caller.sessions.info("user-1")).begun_call != call:
+                await asyncio.sleep(0.005)
+        assert await caller.ask("user-1", RestartRequest()) == RequestDone()
+        assert await caller.events(call) == [], "the call waits"
+        may_start.touch()
+        assert (await caller.ended(call)).result_text == "False"
+        assert not any(isinstance(e, SessionRestored) for e in await caller.events(call))
 
 
 async def test_an_idle_session_is_restarted(worker: HostWorker, caller: Caller) -> None:

@@ -97,6 +97,7 @@ class HostedSession:
         self._usage = UsageWatch(
             lambda: self._tenant, host.tenants, self._child.meter, self._stop_over_limit
         )
+        self._is_starting = False
         self._before_restart = 0
         """Those of them that were done when the session was restarted."""
         self._inherited: BegunCall | None = None
@@ -112,9 +113,9 @@ class HostedSession:
         return child.session if child is not None and child.session.is_alive else None
 
     @property
-    def is_running(self) -> bool:
-        """Whether a call runs, or waits for its claim."""
-        return self.runner.execution is not None
+    def is_busy(self) -> bool:
+        """Whether a call runs, or waits for its claim, or a child is being started."""
+        return self.runner.execution is not None or self._is_starting
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -289,8 +290,7 @@ class HostedSession:
             await self._refuse(begun, _OVER_LIMIT, why)
             return
         is_inherited = self._is_inherited(begun)
-        if self._child.session is None:
-            await self._start_child()
+        await self._bring_up()  # requests that came since the call was begun, too
         self._child.use()
         restored, self._restored = self._restored, None
         self._usage.begin_call()
@@ -312,6 +312,7 @@ class HostedSession:
         """Start a child with the namespace of the last checkpoint; raises SessionStartFailed."""
         self._host.plan.lost_state(self.session_id)
         self._lane.kill_type, self._lane.kill_reason = EndKind.LOST.value, ""
+        self._is_starting = True
         try:
             session = await self._child.start()
             self._restored = await self._checkpoints.restore(
@@ -320,6 +321,8 @@ class HostedSession:
         except (CapsuleError, TimeoutError) as fault:
             await self._child.end()
             raise SessionStartFailed(reason_of(fault)) from fault
+        finally:
+            self._is_starting = False
 
     def _on_child_refused(self) -> None:
         """A claimed call waits, and the child takes nothing new."""

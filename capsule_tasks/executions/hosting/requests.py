@@ -37,7 +37,7 @@ class Owner(Protocol):
     def child(self) -> Session | None: ...
 
     @property
-    def is_running(self) -> bool: ...
+    def is_busy(self) -> bool: ...
 
     async def kill(self, reason: str) -> None: ...
 
@@ -122,7 +122,7 @@ class Requests:
                 self._spawn(self._list_names())
             return
         self._between_calls.append((entry, request))
-        if isinstance(request, RestartRequest) and self._owner.is_running:
+        if isinstance(request, RestartRequest) and self._owner.is_busy:
             await self._owner.kill("its session was restarted")
         self._owner.ring()
 

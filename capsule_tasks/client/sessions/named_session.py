@@ -32,7 +32,6 @@ from capsule_tasks.errors import (
     NamedSessionBusy,
     SessionClosing,
     SessionUnknown,
-    SessionUnlisted,
     StorageError,
 )
 from capsule_tasks.protocol.calls import (
@@ -47,7 +46,7 @@ from capsule_tasks.protocol.calls import (
 from capsule_tasks.settings import DEFAULT_CODE_PROFILE
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.sessions.store import NamedSessionStore
-from capsule_tasks.storage.sessions.types import NamedSessionInfo, SessionEntry, Submitted
+from capsule_tasks.storage.sessions.types import NamedSessionInfo, Submitted
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -205,34 +204,26 @@ class NamedSession:
     close = blocking(aclose)
 
     async def _append(self, call_id: str, payload: bytes, busy: Busy) -> Submitted:
-        """One round trip for a session that has an owner; others are listed for workers first."""
+        """Append a call, also to a session that is busy or closing for a moment only."""
         store = await self._store()
-        append = partial(
-            store.append,
+        submit = partial(
+            store.submit,
             self.id,
             call_id,
             payload,
             profile=self.profile,
             tenant=self.tenant or "",
             on_busy=busy,
+            before_listing=self._check_profile,
         )
-        listed_under = ""
         noted_by = asyncio.get_running_loop().time() + _NOTED_WITHIN_S
         while True:
             try:
-                return await append(listed_under=listed_under)
+                return await submit()
             except NamedSessionBusy:
                 if asyncio.get_running_loop().time() > noted_by or not await self._has_ended():
                     raise
                 await asyncio.sleep(_NOTED_POLL_S)
-            except SessionUnlisted as unlisted:
-                self._check_profile()
-                # In the lists before there is anything of it, so that `forget` finds all of it.
-                if self.tenant is not None:
-                    await store.tenants.note(self.tenant, self.id)
-                await store.index.record([SessionEntry(self.id, self.profile, self.tenant or "")])
-                await store.want(self.profile, self.id)
-                listed_under = str(unlisted.token)
             except SessionClosing:
                 if not await close_left_behind(self.app, self.id):
                     raise

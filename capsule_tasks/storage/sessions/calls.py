@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from capsule_tasks.errors import (
@@ -22,12 +22,14 @@ from capsule_tasks.storage.operations import refused
 from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
 from capsule_tasks.storage.sessions.checkpoints import CheckpointManifest
+from capsule_tasks.storage.sessions.index import SessionIndex
 from capsule_tasks.storage.sessions.tenants import TenantStore
 from capsule_tasks.storage.sessions.types import (
     BegunCall,
     CallLook,
     CallPlace,
     NamedSessionInfo,
+    SessionEntry,
     Submitted,
 )
 from capsule_tasks.storage.sessions.wanted import WantedStore
@@ -44,6 +46,7 @@ class CallStore(WantedStore):
     def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
         super().__init__(redis, settings=settings)
         self.tenants = TenantStore(self.store, settings=self.settings)
+        self.index = SessionIndex(self.store, settings=self.settings)
 
     async def submit(
         self,
@@ -55,11 +58,13 @@ class CallStore(WantedStore):
         tenant: str = "",
         on_busy: OnBusy = "wait",
         max_waiting: int | None = None,
+        before_listing: Callable[[], object] = lambda: None,
     ) -> Submitted:
         """Append a call to a session's log, listing the session first if it has no owner.
 
-        A call whose id is known is not appended again. Raises SessionMismatch, SessionClosing,
-        NamedSessionBusy (`on_busy="error"`, and a call is unfinished), and SessionCallsFull.
+        One round trip for a session that has an owner. A call whose id is known is not appended
+        again. Raises SessionMismatch, SessionClosing, NamedSessionBusy (`on_busy="error"`, and a
+        call is unfinished), SessionCallsFull, and what `before_listing` raises.
         """
         listed_under = ""
         while True:
@@ -75,10 +80,13 @@ class CallStore(WantedStore):
                     listed_under=listed_under,
                 )
             except SessionUnlisted as unlisted:
-                # Whoever takes the session from the list changes its token: the append is refused
-                # then, as the taker may have removed the session from the list and released it.
+                before_listing()
+                # In the lists before there is anything of it, so that `forget` finds all of it.
                 if tenant:
                     await self.tenants.note(tenant, session_id)
+                await self.index.record([SessionEntry(session_id, profile, tenant)])
+                # Whoever takes the session from the list changes its token: the append is refused
+                # then, as the taker may have removed the session from the list and released it.
                 await self.want(profile, session_id)
                 listed_under = str(unlisted.token)
 

@@ -16,15 +16,12 @@ from capsule_tasks.errors import (
     SessionUnfinished,
     SessionUnknown,
 )
-from capsule_tasks.settings import NamedSessionSettings
-from capsule_tasks.storage.facades import AsyncTarget
 from capsule_tasks.storage.keys import HostKeys, escaped
 from capsule_tasks.storage.operations import Reply, named, refused
 from capsule_tasks.storage.scripts import Code
 from capsule_tasks.storage.sessions import scripts
 from capsule_tasks.storage.sessions.base import ms_of
 from capsule_tasks.storage.sessions.calls import CallStore
-from capsule_tasks.storage.sessions.index import SessionIndex
 from capsule_tasks.storage.sessions.requests import RequestStore
 from capsule_tasks.storage.sessions.types import BegunCall, NamedSessionInfo, Taken
 
@@ -47,10 +44,6 @@ class NamedSessionStore(CallStore, RequestStore):
     - removes a listing only after that, or where another live worker has the session (`unwant`),
       and only under the mark that `take_wanted` gave: one that was listed again since stays.
     """
-
-    def __init__(self, redis: AsyncTarget, *, settings: NamedSessionSettings | None = None) -> None:
-        super().__init__(redis, settings=settings)
-        self.index = SessionIndex(self.store, settings=self.settings)
 
     def doorbell_of(self, incarnation: str) -> str:
         """The channel that rings for the sessions of an owner; the message is a session's id."""

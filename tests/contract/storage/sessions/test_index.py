@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from capsule_tasks.storage.sessions.index import SessionIndex
 from capsule_tasks.storage.sessions.types import SessionEntry
 from tests.contract.storage.sessions.subjects import PROFILE, Subject
@@ -20,6 +22,7 @@ async def a_millisecond_later(subject: Subject) -> None:
     while started_at is None or (await store.info("clock")).used_at == started_at:
         await subject.submit(uuid4().hex, "clock")
         started_at = started_at or (await store.info("clock")).used_at
+    await store.index.record(dropped=["clock"])
 
 
 async def test_sessions_are_listed_by_when_they_were_recorded(subject: Subject) -> None:
@@ -46,6 +49,22 @@ async def test_the_oldest_are_dropped_above_the_maximum(subject: Subject) -> Non
     for first in range(0, 1200, 400):
         await index.record([SessionEntry(f"s{first + n}", "p") for n in range(400)])
     assert await ids(index) == [f"s{n}" for n in reversed(range(500, 1200))]
+
+
+async def test_a_submit_lists_the_session_unless_it_may_not_be_listed(subject: Subject) -> None:
+    def refuse() -> None:
+        raise ValueError("never listed")
+
+    store = subject.sessions()
+    with pytest.raises(ValueError, match="never listed"):
+        await subject.submit("c1", tenant="acme", before_listing=refuse)
+    assert await ids(store.index) == await subject.wanted() == []
+    await subject.submit("c1", tenant="acme")
+    assert await ids(store.index, tenant="acme", profile=PROFILE) == ["s"]
+    assert await subject.wanted() == ["s"]
+    await store.index.record(dropped=["s"])
+    await subject.submit("c2", before_listing=refuse)  # the session has calls, so it is listed
+    assert await ids(store.index) == []
 
 
 async def test_a_list_has_the_sessions_as_they_are_in_the_order_of_their_use(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from capsule_tasks.executions.ends import MAY_HAVE_RUN, EndKind
 from capsule_tasks.executions.execution import Execution
-from capsule_tasks.executions.hosting.outcomes import MAY_HAVE_RUN, refusal, traced
+from capsule_tasks.executions.hosting.outcomes import LOST_WITH_WORKER, refusal, traced
 from capsule_tasks.executions.lanes import Child, Lane
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.protocol.messages import Error, Result, Terminal
@@ -61,7 +61,7 @@ class SessionLane(Lane):
         if asyncio.get_running_loop().time() < self.claim_by:
             super().enqueue(execution)
         else:
-            refuse_call(execution, self._supervisor, EndKind.LOST.value, MAY_HAVE_RUN)
+            refuse_call(execution, self._supervisor, EndKind.LOST.value, LOST_WITH_WORKER)
 
     def drop_child(self) -> None:
         """Send nothing more to the child; what it has goes on."""

@@ -23,7 +23,7 @@ _ENDED_BY_THE_CODE = frozenset(
     {ErrorKind.RAISED, ErrorKind.TIMEOUT, ErrorKind.LIMIT, ErrorKind.TOO_LARGE}
 )
 """Errors that belong to the call alone. After any other the child is gone, or was asked to stop."""
-MAY_HAVE_RUN = "its worker died, so the call may have run"
+LOST_WITH_WORKER = "its worker died, so the call may have run"
 VALUE_LOST = "its worker died before the value was stored; the code has run to its end"
 
 _KIND = "kind"

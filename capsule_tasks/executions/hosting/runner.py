@@ -20,7 +20,7 @@ from capsule_tasks.executions.ends import End, EndKind, lost, outcome_of
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.hosting.lane import SessionLane, refuse_call
 from capsule_tasks.executions.hosting.outcomes import (
-    MAY_HAVE_RUN,
+    LOST_WITH_WORKER,
     CallOutcome,
     outcome_of_end,
     outcome_of_event,
@@ -165,7 +165,7 @@ class CallRunner:
 
     async def _end_as_lost(self, call_id: str, record: Record) -> None:
         """End a call of a dead owner, as a reaper does, which may come first."""
-        event = lost(MAY_HAVE_RUN)
+        event = lost(LOST_WITH_WORKER)
         reap = partial(
             self._publisher.store.reap,
             call_id,

@@ -80,6 +80,9 @@ class Capsule:
         check_type("limit", limit, int)
         if limit < 1:
             raise ValueError(f"limit = {limit!r}: must be how many sessions, from 1")
+        for name, value in (("profile", profile), ("tenant", tenant)):
+            if value is not None:
+                check_id(name, value)
         store = (await watch_thread.watcher(self.app)).sessions
         return await store.list_sessions(profile=profile, tenant=tenant, limit=limit)
 

@@ -52,8 +52,11 @@ def named_session_settings(app: Any) -> NamedSessionSettings:
     prefix = str(setting(app, "capsule_prefix") or _DEFAULTS.prefix)
     defaults = NamedSessionSettings(prefix=prefix)
     options = app.conf.broker_transport_options or {}
-    times = (options.get("visibility_timeout"), _seconds(app.conf.result_expires))
-    known_ttl_s = max(defaults.known_ttl_s, *(float(each or 0) for each in times))
+    # Results that never expire: for as long as the session itself.
+    results_s = _seconds(app.conf.result_expires) or defaults.ttl_s
+    known_ttl_s = max(
+        defaults.known_ttl_s, float(options.get("visibility_timeout") or 0), results_s
+    )
     ttl_s = max(defaults.ttl_s, known_ttl_s)
     return NamedSessionSettings(prefix=prefix, known_ttl_s=known_ttl_s, ttl_s=ttl_s)
 

@@ -23,6 +23,7 @@ from tests.servers import fresh_prefix
 HELD = [f"e{place}" for place in range(50)]
 NO_KEY = "i" * 600
 """Held too, by a worker of another version: it cannot be read, and all the others end."""
+SESSIONS = ["s1", "s2"]
 GONE = "gone"
 
 
@@ -38,6 +39,9 @@ class Ground:
         self.connection = connection
         self.store = ExecutionStore(connection, settings=self.settings)
         self.holdings = HoldStore(connection, self.settings)
+        self.sessions = NamedSessionStore(
+            connection, settings=NamedSessionSettings(prefix=self.settings.prefix)
+        )
         self.failed: set[str] = set()
 
     async def leave(self) -> None:
@@ -51,6 +55,7 @@ class Ground:
         await lease.acquire()
         await self.holdings.register_worker(GONE, 0.0)
         await self.holdings.hold(GONE, lease.core.token, [*HELD, NO_KEY], ())
+        await self.sessions.hold(GONE, lease.core.token, SESSIONS)
         for place, name in enumerate(HELD):
             await claim(
                 self.store,
@@ -83,11 +88,14 @@ class Ground:
         def retention_of(_name: str) -> ExecutionSettings:
             return kept or self.settings
 
-        sessions = NamedSessionStore(
-            self.holdings.store, settings=NamedSessionSettings(prefix=self.settings.prefix)
-        )
         return Reaper(
-            self.store, self.holdings, sessions, ended_elsewhere, fail_result, retention_of, present
+            self.store,
+            self.holdings,
+            self.sessions,
+            ended_elsewhere,
+            fail_result,
+            retention_of,
+            present,
         )
 
     async def look(self) -> None:
@@ -110,6 +118,7 @@ class Ground:
         due = await self.holdings.register_worker("living", 60.0)
         assert GONE not in due.workers
         assert await self.holdings.held_by(GONE) == []
+        assert await self.sessions.held_sessions(GONE) == []
 
 
 @pytest.fixture(params=["valkey_url", "cluster_url"])
@@ -139,6 +148,27 @@ async def test_an_execution_that_cannot_be_ended_delays_no_other(ground: Ground)
     await ground.reaper(cannot=HELD[7]).reap(GONE)
     assert ground.failed == {*HELD} - {HELD[7]}
     assert await ground.holdings.held_by(GONE) == [HELD[7]]
+    await ground.reaper().reap(GONE)
+    await ground.look()
+
+
+async def test_a_session_that_cannot_be_released_delays_no_execution(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next round releases it: the dead worker stays registered until then."""
+    reap_session = ground.sessions.reap
+
+    async def reap(name: str, worker: str) -> bool:
+        if name == SESSIONS[0]:
+            raise Died
+        return await reap_session(name, worker)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ground.sessions, "reap", reap)
+        await ground.reaper().reap(GONE)
+    assert ground.failed == {*HELD}
+    assert await ground.sessions.held_sessions(GONE) == [SESSIONS[0]]
+    assert GONE in (await ground.holdings.register_worker("living", 60.0)).workers
     await ground.reaper().reap(GONE)
     await ground.look()
 

@@ -97,7 +97,6 @@ class HostedSession:
         self._usage = UsageWatch(
             lambda: self._tenant, host.tenants, self._child.meter, self._stop_over_limit
         )
-        self._is_starting = False
         self._before_restart = 0
         """Those of them that were done when the session was restarted."""
         self._inherited: BegunCall | None = None
@@ -111,11 +110,6 @@ class HostedSession:
         """The session's child, once its namespace is there: calls are sent to it."""
         child = self._lane.child
         return child.session if child is not None and child.session.is_alive else None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a call runs, or waits for its claim, or a child is being started."""
-        return self.runner.execution is not None or self._is_starting
 
     # --- from outside --------------------------------------------------------------------------
 
@@ -312,7 +306,6 @@ class HostedSession:
         """Start a child with the namespace of the last checkpoint; raises SessionStartFailed."""
         self._host.plan.lost_state(self.session_id)
         self._lane.kill_type, self._lane.kill_reason = EndKind.LOST.value, ""
-        self._is_starting = True
         try:
             session = await self._child.start()
             self._restored = await self._checkpoints.restore(
@@ -321,8 +314,6 @@ class HostedSession:
         except (CapsuleError, TimeoutError) as fault:
             await self._child.end()
             raise SessionStartFailed(reason_of(fault)) from fault
-        finally:
-            self._is_starting = False
 
     def _on_child_refused(self) -> None:
         """A claimed call waits, and the child takes nothing new."""
@@ -471,7 +462,7 @@ class HostedSession:
             message = f"no child with the namespace of the session could be started: {why}"
             await self._refuse_all(_NO_CHILD, message)
         await self.ownership.release()
-        self._host.failed(self)
+        self._host.failed(self, had_no_child=True)
 
     async def _done(self, begun: BegunCall, *, has_run: bool, cpu_ms: int = 0) -> None:
         """Take the call from the log."""

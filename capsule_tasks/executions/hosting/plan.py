@@ -227,12 +227,12 @@ class HostPlan:
         seat.taken_at, seat.is_unused = now, is_unused
         self._failed.pop(session_id, None)
 
-    def failed(self, session_id: str, now: float) -> float:
-        """The session could not be taken: seconds until this worker may try again."""
+    def failed(self, session_id: str, now: float, *, had_no_child: bool = False) -> float:
+        """The session was not taken, or had no child: seconds until this worker may try again."""
         self.seats.pop(session_id, None)
         before = self._failed.pop(session_id, None)
         pause_s = min(before.pause_s * 2, _MAX_PAUSE_S) if before else _FIRST_PAUSE_S
-        count = before.count + 1 if before else 1
+        count = (before.count if before else 0) + had_no_child
         self._failed[session_id] = _Failed(now + pause_s, pause_s, count)
         if len(self._failed) > _MAX_FAILED:
             del self._failed[next(iter(self._failed))]
@@ -272,7 +272,7 @@ class HostPlan:
             seat.save_after = now + seat.save_pause_s
 
     def failures(self, session_id: str) -> int:
-        """How often in a row this worker could not take the session."""
+        """How often in a row this worker had no child for the session."""
         failed = self._failed.get(session_id)
         return failed.count if failed is not None else 0
 

@@ -195,9 +195,9 @@ class ProfileHost:
 
     # --- for sessions --------------------------------------------------------------------------
 
-    def failed(self, session: HostedSession) -> None:
-        """The session could not be taken: this worker leaves it alone for a while."""
-        pause_s = self.plan.failed(session.session_id, self.now())
+    def failed(self, session: HostedSession, *, had_no_child: bool = False) -> None:
+        """The session could not be taken, or had no child: this worker leaves it for a while."""
+        pause_s = self.plan.failed(session.session_id, self.now(), had_no_child=had_no_child)
         log.info("session %r is tried again in %.0f s at least", session.session_id, pause_s)
 
     def left(self, session: HostedSession) -> None:

@@ -36,9 +36,6 @@ class Owner(Protocol):
     @property
     def child(self) -> Session | None: ...
 
-    @property
-    def is_busy(self) -> bool: ...
-
     async def kill(self, reason: str) -> None: ...
 
     def ring(self) -> None: ...
@@ -97,7 +94,7 @@ class Requests:
     async def answer_waiting(self) -> None:
         """Answer the requests that had to wait until no call runs."""
         while self._between_calls:
-            entry, request = self._between_calls.popleft()
+            entry, request = self._take_next()
             try:
                 reply = await self._owner.carry_out(request)
             except SessionOwnerLost:
@@ -105,6 +102,14 @@ class Requests:
             except (CapsuleError, TimeoutError) as fault:
                 reply = RequestFailed(message=reason_of(fault))
             await self._reply(entry, reply)
+
+    def _take_next(self) -> tuple[RequestEntry, SessionRequest]:
+        """The oldest request, but a restart first: others would restore what it drops."""
+        for found in self._between_calls:
+            if isinstance(found[1], RestartRequest):
+                self._between_calls.remove(found)
+                return found
+        return self._between_calls.popleft()
 
     async def _page(self) -> RequestPage:
         owner = self._owner.ownership
@@ -122,7 +127,8 @@ class Requests:
                 self._spawn(self._list_names())
             return
         self._between_calls.append((entry, request))
-        if isinstance(request, RestartRequest) and self._owner.is_busy:
+        if isinstance(request, RestartRequest):
+            # At once: a call, a restore or a save may go on for ever.
             await self._owner.kill("its session was restarted")
         self._owner.ring()
 

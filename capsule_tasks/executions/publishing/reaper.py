@@ -57,7 +57,8 @@ class Reaper:
             return
         self._busy.add(worker)
         try:
-            if not await self._release_sessions(worker):
+            left_sessions = await self._release_sessions(worker)
+            if left_sessions is None:
                 return
             done: list[str] = []
             left: set[str] = set()
@@ -66,7 +67,8 @@ class Reaper:
                 if held is None:
                     return
                 if not held:
-                    await self.hold_store.register_worker("", 0, [worker])
+                    if not left_sessions:
+                        await self.hold_store.register_worker("", 0, [worker])
                     return
                 held = [execution_id for execution_id in held if execution_id not in left]
                 if not held:
@@ -78,20 +80,36 @@ class Reaper:
         finally:
             self._busy.discard(worker)
 
-    async def _release_sessions(self, worker: str) -> bool:
-        """Have other workers take the sessions; False if some are left for the next round."""
+    async def _release_sessions(self, worker: str) -> set[str] | None:
+        """Have other workers take the sessions, even if some fail; return those that did.
+
+        None while the worker's lease lasts.
+        """
         done: list[str] = []
+        left: set[str] = set()
         while True:
             held = await self.sessions.held_sessions(worker, done)
             if held is None:
-                return False
+                return None
+            held = [name for name in held if name not in left]
             if not held:
-                return True
+                return left
             log.info("worker %s died: releasing %d sessions", worker, len(held))
             for first in range(0, len(held), _BATCH_SIZE):
                 part = held[first : first + _BATCH_SIZE]
-                await asyncio.gather(*(self.sessions.reap(name, worker) for name in part))
-            done = held
+                released = (self.sessions.reap(name, worker) for name in part)
+                for name, fault in zip(
+                    part, await asyncio.gather(*released, return_exceptions=True), strict=True
+                ):
+                    if isinstance(fault, BaseException):
+                        log.warning(
+                            "session %r of dead worker %s could not be released: %r",
+                            name,
+                            worker,
+                            fault,
+                        )
+                        left.add(name)
+            done = [name for name in held if name not in left]
 
     async def _reap_batch(self, worker: str, part: list[str]) -> set[str]:
         """Reap each execution, even if others fail; return those that have to be reaped again."""

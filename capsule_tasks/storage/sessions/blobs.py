@@ -123,6 +123,8 @@ class BlobChunks:
             if is_local:  # the checkpoint before is removed once this one is named
                 file.flush()
                 os.fsync(file.fileno())
+        if is_local:
+            _sync_directory(folder)
 
     def _read(self, path: str, size: int) -> list[bytes] | None:
         chunks: list[bytes] = []
@@ -156,6 +158,15 @@ class BlobChunks:
         if self.name in _LOCAL:
             with contextlib.suppress(OSError):  # a later owner's checkpoint is there
                 self._files.rmdir(folder)
+
+
+def _sync_directory(path: str) -> None:
+    """Write the names of a directory's files to disk, as `fsync` of a file writes its bytes."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _token_of(generation: str) -> int:

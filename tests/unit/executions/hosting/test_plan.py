@@ -88,6 +88,16 @@ def test_a_session_that_could_not_be_taken_is_left_alone_longer_each_time() -> N
     assert plan.failed("a", now) == 1.0
 
 
+def test_only_attempts_without_a_child_count_as_failures() -> None:
+    plan = make()
+    counted = []
+    for had_no_child in (False, True, False, True):
+        plan.take("a", 0.0)
+        plan.failed("a", 0.0, had_no_child=had_no_child)
+        counted.append(plan.failures("a"))
+    assert counted == [0, 1, 1, 2]
+
+
 def test_an_idle_session_leaves_after_its_time() -> None:
     plan = with_idle(make(idle_timeout_s=10.0), "a")
     assert plan.decide(9.9) == []

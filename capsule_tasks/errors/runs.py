@@ -100,10 +100,15 @@ class RunClaimed(RetryError):
 
 @described("run {run_id!r} has ended: {status}")
 class RunEnded(CallerError, RuntimeError):
-    """The run has ended; nothing about it can be changed any more."""
+    """The run has ended; nothing about it can be changed any more.
+
+    A claim that is refused has the result and the error with which the owner ended the run.
+    """
 
     run_id: str
     status: str
+    result: bytes = b""
+    error: bytes = b""
 
 
 @described("run {run_id!r} is parked: it waits for decisions on {calls} calls")

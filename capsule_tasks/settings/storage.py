@@ -60,7 +60,9 @@ class RunSettings(Settings, frozen=True, kw_only=True):
     """How long a run that its owner ended can be read; a run that was cancelled has `ttl_s`."""
     max_snapshot_bytes: ByteCount = 16 * MIB
     max_output_bytes: ByteCount = 8 * MIB
-    """The bytes of one tool call."""
+    """The bytes of one tool call; also of the result or the error of a run."""
+    max_journal_bytes: ByteCount = 32 * MIB
+    """The bytes of all replies of models in one turn."""
     prefix: str = "capsule"
     retry: RetrySettings = RetrySettings()
 

@@ -113,6 +113,7 @@ class RunKeys(SessionKeys):
         super().__init__(session_id, prefix)
         self.run = f"{self._root}:run:{escaped('run id', run_id)}"
         self.ledger = f"{self.run}:ledger"
+        self.journal = f"{self.run}:journal"
 
 
 def run_location(run_id: str, prefix: str = "capsule") -> str:

@@ -22,7 +22,8 @@ from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
-from capsule_tasks.storage.runs.core import RunCore, pack, refusal, status_of, unpack
+from capsule_tasks.storage.runs.core import RunCore
+from capsule_tasks.storage.runs.replies import pack, refusal, status_of, unpack
 from capsule_tasks.storage.runs.types import (
     Expired,
     OptionalName,

@@ -10,28 +10,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, cast
-
-import msgspec
 
 from capsule_tasks.errors import (
-    CallChanged,
-    CallNotApproved,
     InvalidSetting,
     LeaseLost,
     LeaseMissing,
     RunClaimed,
-    RunClaimLost,
-    RunConflict,
-    RunEnded,
     RunExists,
-    RunNotFound,
-    RunParked,
-    RunTooLarge,
     StorageError,
-    UnknownCall,
-    UnreadableSchema,
 )
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import HistorySettings, RunSettings, Text, check_value
@@ -44,25 +30,22 @@ from capsule_tasks.storage.leases import lease_left_s
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
 from capsule_tasks.storage.runs import approval_index, scripts
 from capsule_tasks.storage.runs.approval_index import Entry, Index
-from capsule_tasks.storage.runs.locations import RunLocations
+from capsule_tasks.storage.runs.ledger import LedgerCore
+from capsule_tasks.storage.runs.replies import claim_of, pack, refusal, status_of, text_of, unpack
 from capsule_tasks.storage.runs.types import (
     ENDED,
     ApprovalRequest,
-    CallStart,
-    CallStarts,
     Cancelled,
     Claim,
     Committed,
-    Decisions,
     OptionalText,
-    PlannedCall,
     RunRecord,
     Status,
     Turn,
+    check_bytes,
     check_calls,
     check_claim,
     check_names,
-    check_outputs,
     pending_approval,
     time_of,
 )
@@ -70,12 +53,8 @@ from capsule_tasks.storage.scripts import Call, Code
 
 INDEX_ATTEMPTS = 5
 
-pack = msgspec.msgpack.Encoder().encode
-unpack = msgspec.msgpack.Decoder().decode
-_decisions = msgspec.msgpack.Decoder(Decisions).decode
 
-
-class RunCore:
+class RunCore(LedgerCore):
     """Runs in one Redis; the docstrings hold for both facades.
 
     Each change takes an `operation_id`, as those of a history do: repeated under it, the change is
@@ -84,11 +63,9 @@ class RunCore:
 
     def __init__(self, settings: RunSettings, location: Location) -> None:
         """`location` is the Redis to which the operations go."""
-        self.settings = settings
+        super().__init__(settings)
         self._location = location
         self.index = Index(settings)
-        self.locations = RunLocations(settings)
-        self._ttl_ms = int(settings.ttl_s * 1000)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
 
     def create(
@@ -99,14 +76,17 @@ class RunCore:
         *,
         schema: str,
         agent: str,
+        message: bytes = b"",
         approval_requests: Sequence[ApprovalRequest] = (),
         operation_id: str | None = None,
     ) -> Operation[Status]:
         """Store a new run: queued, or parked if it comes with calls that wait.
 
+        `message` is what brings the run to a worker, kept for whoever has to send it again.
         Raises RunExists for an id that is taken, and leaves the run with that id as it is.
         """
         self._check_turn(snapshot, schema, agent, approval_requests)
+        check_bytes("the message", message, self.settings.max_snapshot_bytes)
         keys = yield from self.locations.take(run_id, session_id)
         call = partial(
             scripts.run_create.call,
@@ -117,6 +97,7 @@ class RunCore:
             schema=schema,
             agent=agent,
             snapshot=snapshot,
+            message=message,
             channel=self.index.channel,
         )
         reply = yield from self._park(run_id, session_id, approval_requests, call)
@@ -132,17 +113,21 @@ class RunCore:
         incarnation: str,
         *,
         readable: Sequence[str] = (),
+        message: bytes | None = None,
         operation_id: str | None = None,
     ) -> Operation[Claim]:
         """Claim a run that is queued, or whose owner's lease has lapsed; exactly one owner gets it.
 
-        `readable` are the schema versions that the caller reads; none stands for all. Raises
-        UnreadableSchema for a run of another version, which stays as it is, RunClaimed, RunParked
-        or RunEnded; and LeaseMissing or LeaseLost if the claimer has no lease on this Redis: any
-        other worker could take the run over at once.
+        `readable` are the schema versions that the caller reads; none stands for all. A `message`
+        replaces the stored one. Raises UnreadableSchema for a run of another version, which stays
+        as it is, RunClaimed, RunParked, or RunEnded with the run's result and error; and
+        LeaseMissing or LeaseLost if the claimer has no lease on this Redis: any other worker could
+        take the run over at once.
         """
         escaped("incarnation", incarnation)
         check_names("readable", readable)
+        message = b"" if message is None else message
+        check_bytes("the message", message, self.settings.max_snapshot_bytes)
         prefix, retry = self.settings.prefix, self.settings.retry
         session_id, keys = yield from self.locations.find(run_id)
         left_s = yield from lease_left_s(incarnation, prefix, retry)
@@ -158,6 +143,7 @@ class RunCore:
                 incarnation=incarnation,
                 steal=steal,
                 readable=pack(list(readable)),
+                message=message,
             )
             reply = yield from call_script(call, self.settings.retry)
             if reply[0] == Code.DONE:
@@ -181,19 +167,28 @@ class RunCore:
         approval_requests: Sequence[ApprovalRequest] = (),
         items: Sequence[Item] = (),
         history: History | SyncHistory | None = None,
+        result: bytes = b"",
+        error: bytes = b"",
         operation_id: str | None = None,
     ) -> Operation[Committed]:
         """Commit a turn: append items to the session's history and store the snapshot, or neither.
 
         A turn that is committed twice is stored once. `approval_requests` are all calls that wait
         now. `history` is the session's own: its codec, limits and time to live hold for the items,
-        else the defaults do. Raises RunClaimLost for an owner whose claim is over.
+        else the defaults do. `result` and `error` are kept with a run that ends. The journal of the
+        turn is erased. Raises RunClaimLost for an owner whose claim is over.
         """
         check_claim(claim)
         schema, agent = schema or claim.schema, agent or claim.agent
         self._check_turn(snapshot, schema, agent, approval_requests)
         check_value("turn", turn, Turn)
         check_value("status", status, Status)
+        for name, value in (("result", result), ("error", error)):
+            check_bytes(f"the {name}", value, self.settings.max_output_bytes)
+            if value and status not in ENDED:
+                raise InvalidSetting(
+                    name, f"{len(value)} bytes", f"empty for a run that is {status}"
+                )
         if status == "interrupted" and not approval_requests:
             must = "what an interrupted run waits for"
             raise InvalidSetting("approval_requests", approval_requests, must)
@@ -215,6 +210,8 @@ class RunCore:
             schema=schema,
             agent=agent,
             snapshot=snapshot,
+            result=result,
+            error=error,
             channel=self.index.channel,
             history_ttl_ms=max(1, int(limits.ttl_s * 1000)),
             max_items=limits.max_items,
@@ -235,6 +232,7 @@ class RunCore:
             snapshot=snapshot,
             cancelled_by=text_of(reply[3]),
             updated_us=int(reply[4]),
+            journal={},
         )
         return Committed(after, status_of(reply[2]))
 
@@ -294,57 +292,10 @@ class RunCore:
             updated_us=int(reply[10]),
             snapshot=reply[11],
             pending=tuple(pending_approval(run_id, session_id, each) for each in unpack(reply[12])),
+            message=reply[13],
+            result=reply[14],
+            error=reply[15],
         )
-
-    def start_calls(
-        self, claim: Claim, calls: Sequence[PlannedCall], *, operation_id: str | None = None
-    ) -> Operation[CallStarts]:
-        """Record that tool calls start, and return which of them may.
-
-        A call that was made before has its output; a call that was started and did not finish is
-        `uncertain`, unless it has `retry`. If one call is refused (CallChanged, CallNotApproved),
-        none is started.
-        """
-        check_claim(claim)
-        keys = self.locations.keys(claim.session_id, claim.run_id)
-        check_calls("calls", calls, PlannedCall)
-        packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
-        start = scripts.run_start_calls.call(
-            keys,
-            operation_id=named("run_start_calls", operation_id),
-            ttl_ms=self._ttl_ms,
-            token=claim.token,
-            calls=packed,
-        )
-        reply = yield from self._done(claim.run_id, start)
-        pairs = zip(calls, reply[2:], strict=True)
-        return CallStarts([call_start_of(call, each) for call, each in pairs], text_of(reply[1]))
-
-    def finish_calls(
-        self, claim: Claim, outputs: Mapping[str, bytes], *, operation_id: str | None = None
-    ) -> Operation[None]:
-        """Record outputs of tool calls.
-
-        The owner that started a call may do so, also after losing the run. So may the run's present
-        owner, which has found out what became of a call that an owner before it started.
-        """
-        check_claim(claim)
-        keys = self.locations.keys(claim.session_id, claim.run_id)
-        check_outputs(outputs, self.settings.max_output_bytes)
-        finish = scripts.run_finish_calls.call(
-            keys,
-            operation_id=named("run_finish_calls", operation_id),
-            token=claim.token,
-            parts=list(chain.from_iterable(outputs.items())),
-        )
-        yield from self._done(claim.run_id, finish)
-
-    def _done(self, run_id: str, call: Call) -> Operation[Reply]:
-        """The reply of a script that was done; raises for one that was refused."""
-        reply = yield from call_script(call, self.settings.retry)
-        if reply[0] != Code.DONE:
-            raise refusal(run_id, reply)
-        return reply
 
     def _park(
         self,
@@ -390,70 +341,7 @@ class RunCore:
     def _check_turn(
         self, snapshot: bytes, schema: str, agent: str, requests: Sequence[ApprovalRequest]
     ) -> None:
-        if not isinstance(snapshot, bytes):
-            raise InvalidSetting("snapshot", type(snapshot).__name__, "bytes")
-        if len(snapshot) > self.settings.max_snapshot_bytes:
-            raise RunTooLarge("the snapshot", len(snapshot), self.settings.max_snapshot_bytes)
+        check_bytes("the snapshot", snapshot, self.settings.max_snapshot_bytes)
         check_value("schema", schema, Text)
         check_value("agent", agent, Text)
         check_calls("approval_requests", requests, ApprovalRequest)
-
-
-def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Exception:
-    detail = reply[1] if len(reply) > 1 else ""
-    if isinstance(detail, bytes):
-        detail = detail.decode()
-    if reply[0] == Code.UNREADABLE:
-        return UnreadableSchema(detail, readable)
-    if reply[0] == Code.WAITING and isinstance(detail, int):
-        return RunParked(run_id, detail)
-    error = _REFUSALS.get(reply[0])
-    return error(run_id, detail) if error else refused(reply, f"run {run_id!r:.100}")
-
-
-_REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
-    Code.MISSING: lambda run, _: RunNotFound(run),
-    Code.CONFLICT: RunConflict,
-    Code.ENDED: RunEnded,
-    Code.HELD: RunClaimed,
-    Code.STALE: RunClaimLost,
-    Code.WAITING: lambda _, call: CallNotApproved(call),
-    Code.CHANGED: lambda _, call: CallChanged(call, "it had another tool or other arguments"),
-    Code.FINISHED: lambda _, call: CallChanged(call, "it gave another output"),
-    Code.UNKNOWN: lambda _, call: UnknownCall(call, "it was never started", "cannot be finished"),
-}
-"""The error that each code means, for a run or for one of its calls."""
-
-
-def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:
-    _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply
-    return Claim(
-        run_id=run_id,
-        session_id=session_id,
-        token=int(token),
-        revision=int(revision),
-        turn=int(turn),
-        schema=schema.decode(),
-        agent=agent.decode(),
-        snapshot=snapshot,
-        decisions=_decisions(decisions),
-        cancelled_by=text_of(cancel),
-        updated_us=int(updated),
-    )
-
-
-def call_start_of(call: PlannedCall, reply: Reply) -> CallStart:
-    match reply[0]:
-        case Code.FINISHED:
-            return CallStart(call.call_id, "finished", output=reply[1])
-        case Code.UNCERTAIN:
-            return CallStart(call.call_id, "uncertain", started_at=time_of(int(reply[1])))
-    return CallStart(call.call_id, "go")
-
-
-def status_of(value: bytes) -> Status:
-    return cast("Status", value.decode())  # the scripts write no other
-
-
-def text_of(value: bytes) -> str | None:
-    return value.decode() or None

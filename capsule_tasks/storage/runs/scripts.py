@@ -18,6 +18,7 @@ def run_create(
     schema: str,
     agent: str,
     snapshot: bytes,
+    message: bytes,
     requests: bytes,
     indexed_ms: int,
     channel: str,
@@ -26,7 +27,14 @@ def run_create(
 
 @script("runs/claim")
 def run_claim(
-    keys: RunKeys, *, operation_id: str, ttl_ms: int, incarnation: str, steal: int, readable: bytes
+    keys: RunKeys,
+    *,
+    operation_id: str,
+    ttl_ms: int,
+    incarnation: str,
+    steal: int,
+    readable: bytes,
+    message: bytes,
 ) -> None: ...
 
 
@@ -44,6 +52,8 @@ def run_commit(
     schema: str,
     agent: str,
     snapshot: bytes,
+    result: bytes,
+    error: bytes,
     requests: bytes,
     indexed_ms: int,
     channel: str,
@@ -84,6 +94,19 @@ def run_finish_calls(
     operation_id: str,
     token: int,
     parts: Sequence[Argument],
+) -> None: ...
+
+
+@script("runs/journal")
+def run_journal(
+    keys: RunKeys,
+    *,
+    ttl_ms: int,
+    token: int,
+    revision: int,
+    key: str,
+    reply: bytes,
+    max_bytes: int,
 ) -> None: ...
 
 

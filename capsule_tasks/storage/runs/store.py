@@ -71,6 +71,7 @@ class _RunStore(facades.Facade[facades.Target]):
     read = facades.Method(RunCore.read)
     start_calls = facades.Method(RunCore.start_calls)
     finish_calls = facades.Method(RunCore.finish_calls)
+    journal = facades.Method(RunCore.journal)
 
 
 class RunStore(_RunStore[facades.AsyncTarget], facades.AsyncFacade):

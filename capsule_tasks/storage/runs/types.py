@@ -101,6 +101,10 @@ class Claim:
     cancelled_by: str | None
     """The requester of the cancel. The owner should commit the run as `cancelled`."""
     updated_us: int
+    message: bytes = field(default=b"", repr=False)
+    """The message that brings the run to a worker."""
+    journal: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Replies of models in the turn that comes next, which an owner before recorded."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,10 @@ class RunRecord:
     updated_us: int
     snapshot: bytes = field(repr=False)
     pending: tuple[PendingApproval, ...] = ()
+    message: bytes = field(default=b"", repr=False)
+    result: bytes = field(default=b"", repr=False)
+    """That with which the owner ended the run; so is the error."""
+    error: bytes = field(default=b"", repr=False)
 
     @property
     def updated_at(self) -> datetime:
@@ -273,17 +281,20 @@ def check_claim(claim: Any) -> None:
     check_value("claim.revision", claim.revision, _Exact)
 
 
+def check_bytes(what: str, value: Any, max_bytes: int) -> None:
+    if not isinstance(value, bytes):
+        raise InvalidSetting(what, type(value).__name__, "bytes")
+    if len(value) > max_bytes:
+        raise RunTooLarge(what, len(value), max_bytes)
+
+
 def check_outputs(outputs: Any, max_bytes: int) -> None:
     if not isinstance(outputs, Mapping):
         raise InvalidSetting("outputs", type(outputs).__name__, "a mapping of call ids to bytes")
     _check_number("outputs", len(outputs))
     for call_id, output in outputs.items():
         escaped("call id", call_id)
-        what = f"the output of call {call_id!r:.100}"
-        if not isinstance(output, bytes):
-            raise InvalidSetting(what, type(output).__name__, "bytes")
-        if len(output) > max_bytes:
-            raise RunTooLarge(what, len(output), max_bytes)
+        check_bytes(f"the output of call {call_id!r:.100}", output, max_bytes)
 
 
 def check_calls(name: str, calls: Any, kind: type[ApprovalRequest | PlannedCall]) -> None:

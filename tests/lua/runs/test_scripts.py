@@ -11,7 +11,7 @@ import redis
 
 from capsule_tasks import SyncHistory
 from capsule_tasks.client import Steps
-from capsule_tasks.errors import CapsuleError
+from capsule_tasks.errors import CapsuleError, RunTooLarge
 from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings, StepSettings
 from capsule_tasks.storage.keys import ApprovalKeys, RunKeys, run_location
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
@@ -31,6 +31,9 @@ class Scene:
         self.prefix = fresh_prefix()
         self.client = redis.Redis.from_url(url)
         self.runs = SyncRunStore(url, settings=RunSettings(prefix=self.prefix))
+        self.small = SyncRunStore(
+            self.runs.store, settings=RunSettings(prefix=self.prefix, max_journal_bytes=10)
+        )
         for worker in ("w1", "w2"):
             settings = LeaseSettings(lease_s=600)
             SyncLease(worker, url, settings=settings, prefix=self.prefix).acquire()
@@ -120,6 +123,11 @@ REFUSED: dict[str, Callable[[Scene], Any]] = {
     ),
     "finish: unknown": lambda s: s.runs.finish_calls(s.claim, {"begun": b"1", "ghost": b"2"}),
     "finish: other output": lambda s: s.runs.finish_calls(s.claim, {"begun": b"1", "made": b"2"}),
+    "journal: stale": lambda s: s.runs.journal(s.stale, "m1", b"reply"),
+    "journal: revision": lambda s: s.runs.journal(
+        msgspec_replaced(s.claim, revision=1), "m1", b"reply"
+    ),
+    "journal: too large": lambda s: s.small.journal(s.claim, "m1", b"more than ten bytes"),
     "expire: nothing due": lambda s: s.runs.approvals.expire("parked"),
     "lease: had its own": lambda s: SyncLease("w1", s.url, prefix=s.prefix).acquire(),
     "lease: of another": lambda s: SyncLease("w1", s.url, prefix=s.prefix).renew(),
@@ -163,6 +171,8 @@ def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene)
         schema="1",
         agent="a",
         snapshot=b"x",
+        result=b"",
+        error=b"",
         requests=packed,
         indexed_ms=late_ms,
         channel="channel",
@@ -192,11 +202,29 @@ def test_a_turn_leaves_exactly_this(scene: Scene) -> None:
         b"schema": b"1.2",
         b"agent": b"b",
         b"snapshot": b"two",
+        b"message": b"",
     }
     assert scene.client.lrange(keys.items, 0, -1) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
     ledger = scene.client.hgetall(keys.ledger)
     assert ledger.keys() == {b"call:made", b"call:begun", b"output:made"}
     assert ledger[b"output:made"] == b"out"
+
+
+def test_a_journal_leaves_exactly_this_until_the_turn_is_committed(scene: Scene) -> None:
+    keys = RunKeys("user-42", "running", scene.prefix)
+    scene.small.journal(scene.claim, "m1", b"123456789")
+    scene.small.journal(scene.claim, "m1", b"1234567")
+    scene.small.journal(scene.claim, "m2", b"890")
+    before = scene.state()
+    with pytest.raises(RunTooLarge, match="journal of the turn has 11 bytes, over the limit of 10"):
+        scene.small.journal(scene.claim, "m2", b"8901")
+    assert scene.state() == before
+    assert scene.client.hgetall(keys.journal) == {b"m1": b"1234567", b"m2": b"890"}
+    assert scene.client.hget(keys.run, "journal_bytes") == b"10"
+    assert scene.client.pttl(keys.journal) > 0
+    claim = scene.runs.commit(scene.claim, b"two", turn=2).claim
+    assert scene.client.exists(keys.journal) == 0
+    assert scene.small.journal(claim, "m1", b"0123456789") is None
 
 
 def test_a_decision_leaves_exactly_this(scene: Scene) -> None:

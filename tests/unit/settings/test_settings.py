@@ -137,6 +137,7 @@ SMALLEST = {
     "RunSettings.ended_ttl_s": 1,
     "RunSettings.max_snapshot_bytes": 1,
     "RunSettings.max_output_bytes": 1,
+    "RunSettings.max_journal_bytes": 1,
     "NamedSessionSettings.ttl_s": 1,
     "NamedSessionSettings.known_ttl_s": 1,
     "NamedSessionSettings.max_waiting": 1,

@@ -3,11 +3,14 @@
 -- The record is a hash: `status`, `revision`, `turn`, `schema`, `agent`, `snapshot`, `owner` (an
 -- incarnation, while it runs), `token` (of the latest claim), `cancel` (who requested it),
 -- `pending` (MessagePack: ids of calls that wait), `created` and `updated` (microseconds of
--- Redis's clock; no two changes have the same `updated`).
+-- Redis's clock; no two changes have the same `updated`), `message` (that brings the run to a
+-- worker), `journal_bytes` (of the journal), and of an ended run `result` and `error`.
 --
 -- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,
 -- `standing` (decisions for all calls of a tool), `call:<call>` (a call that was started), all in
 -- MessagePack, and `output:<call>` (its output, as it was given).
+--
+-- The journal is a hash: the replies of models in the turn that its owner makes, by their keys.
 
 local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
 local EXPIRY = 'expiry'

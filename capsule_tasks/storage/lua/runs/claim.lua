@@ -3,6 +3,7 @@
 -- KEYS
 --   run         hash  capsule:{S:<session>}:run:<run>
 --   ledger      hash  capsule:{S:<session>}:run:<run>:ledger
+--   journal     hash  capsule:{S:<session>}:run:<run>:journal
 --   operations  hash  capsule:{S:<session>}:operations
 -- ARGV
 --   operation_id  id of this write
@@ -11,20 +12,22 @@
 --   incarnation   of the worker that claims it
 --   steal         token of an owner whose lease has lapsed, or 0
 --   readable      schema versions that the worker can read, in MessagePack; empty for all
+--   message       that brings the run to a worker from now on; empty to keep the stored one
 -- RETURNS {DONE, token, revision, turn, cancel, schema, agent, snapshot, decisions in MessagePack,
---         updated}
+--         updated, message, replies of models: [key, reply, …]}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {MISSING} a run that does not exist
---         {ENDED, status} a run that has ended
+--         {ENDED, status, result, error} a run that has ended
 --         {WAITING, calls} a run that waits for a decision
 --         {HELD, incarnation, token} a run that has an owner
 --         {UNREADABLE, schema} a run that this worker cannot read; it stays as it is
 -- USES common, operation_log, run
 
-local run_key, ledger_key, operations_key = KEYS[1], KEYS[2], KEYS[3]
+local run_key, ledger_key, journal_key, operations_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local incarnation, steal, readable = ARGV[4], tonumber(ARGV[5]), cmsgpack.unpack(ARGV[6])
+local message = ARGV[7]
 
 local function reads(schema)
   for _, version in ipairs(readable) do
@@ -38,10 +41,12 @@ local function granted(run)
   for _, call in ipairs(run.pending) do
     decisions[#decisions + 1] = entry_of(ledger_key, 'decision:' .. call)
   end
+  local stored = redis.call('HMGET', run_key, 'snapshot', 'message')
   local all = {exact = decisions, standing = entry_of(ledger_key, 'standing') or {}}
   return {
     DONE, whole(run.token), run.revision, run.turn, run.cancel, run.schema, run.agent,
-    redis.call('HGET', run_key, 'snapshot'), cmsgpack.pack(all), whole(run.updated),
+    stored[1], cmsgpack.pack(all), whole(run.updated), stored[2],
+    redis.call('HGETALL', journal_key),
   }
 end
 
@@ -55,7 +60,10 @@ if log.result then
   return {HELD, run.owner, whole(run.token)}
 end
 
-if ENDED_STATUS[run.status] then return {ENDED, run.status} end
+if ENDED_STATUS[run.status] then
+  local ended = redis.call('HMGET', run_key, 'result', 'error')
+  return {ENDED, run.status, ended[1] or '', ended[2] or ''}
+end
 if run.status == 'interrupted' then return {WAITING, #run.pending} end
 if run.status == 'running' and run.token ~= steal then
   return {HELD, run.owner, whole(run.token)}
@@ -63,6 +71,7 @@ end
 if not reads(run.schema) then return {UNREADABLE, run.schema} end
 
 run.status, run.owner, run.token = 'running', incarnation, math.max(run.token + 1, now_us)
+if message ~= '' then redis.call('HSET', run_key, 'message', message) end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 write_log(operations_key, operation_id, whole(run.token), log)
 return granted(run)

@@ -3,6 +3,7 @@
 -- KEYS
 --   run         hash  capsule:{S:<session>}:run:<run>
 --   ledger      hash  capsule:{S:<session>}:run:<run>:ledger
+--   journal     hash  capsule:{S:<session>}:run:<run>:journal
 --   items       list  capsule:{S:<session>}:items
 --   history     hash  capsule:{S:<session>}:history
 --   operations  hash  capsule:{S:<session>}:operations
@@ -18,6 +19,8 @@
 --   schema          of the snapshot
 --   agent           of the next turn
 --   snapshot        opaque
+--   result          of a run that ends, opaque
+--   error           of a run that ends, opaque
 --   requests        all calls that wait for an approval, in MessagePack
 --   indexed_ms      when they were indexed, by the clock of the index
 --   channel         of the signals
@@ -37,14 +40,15 @@
 --         {FULL, length, bytes} items that do not fit
 -- USES common, operation_log, history, run, approvals
 
-local run_key, ledger_key, items_key, history_key, operations_key = unpack(KEYS)
+local run_key, ledger_key, journal_key, items_key, history_key, operations_key = unpack(KEYS)
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local run_id, token = ARGV[4], tonumber(ARGV[5])
 local revision, turn = tonumber(ARGV[6]), tonumber(ARGV[7])
 local status, schema, agent, snapshot = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
-local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
-local history_ttl_ms, max_items, max_bytes = ARGV[15], tonumber(ARGV[16]), tonumber(ARGV[17])
-local FIRST = 18
+local result, error = ARGV[12], ARGV[13]
+local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[14]), tonumber(ARGV[15]), ARGV[16]
+local history_ttl_ms, max_items, max_bytes = ARGV[17], tonumber(ARGV[18]), tonumber(ARGV[19])
+local FIRST = 20
 
 local function committed(run)
   return {DONE, run.revision, run.status, run.cancel, whole(run.updated)}
@@ -94,6 +98,9 @@ if run.cancel ~= '' and (status == 'interrupted' or status == 'queued') then
   run.status = 'cancelled'
 end
 redis.call('HSET', run_key, 'snapshot', snapshot)
+redis.call('HDEL', run_key, 'journal_bytes')
+redis.call('DEL', journal_key)
+if ENDED_STATUS[run.status] then redis.call('HSET', run_key, 'result', result, 'error', error) end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 if not ENDED_STATUS[run.status] then announce_requests(channel, run_id, requests) end
 write_log(operations_key, operation_id, cmsgpack.pack(committed(run)), log)

@@ -12,6 +12,7 @@
 --   schema        of the snapshot
 --   agent         of the next turn
 --   snapshot      opaque
+--   message       that brings the run to a worker, opaque
 --   requests      calls that wait for an approval, in MessagePack
 --   indexed_ms    when they were indexed, by the clock of the index
 --   channel       of the signals
@@ -24,8 +25,8 @@
 
 local run_key, ledger_key, operations_key = KEYS[1], KEYS[2], KEYS[3]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local run_id, schema, agent, snapshot = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
+local run_id, schema, agent, snapshot, message = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
 
 local now_us = clock_us()
 local log = read_log(operations_key, operation_id, age_ms, now_us)
@@ -42,7 +43,7 @@ local run = {
   cancel = '', pending = {}, updated = 0, schema = schema, agent = agent,
 }
 request_approvals(ledger_key, run, requests, now_us)
-redis.call('HSET', run_key, 'created', whole(now_us), 'snapshot', snapshot)
+redis.call('HSET', run_key, 'created', whole(now_us), 'snapshot', snapshot, 'message', message)
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 announce_requests(channel, run_id, requests)
 local reply = {DONE, whole(run.updated), run.status}

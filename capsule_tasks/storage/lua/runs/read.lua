@@ -6,7 +6,7 @@
 -- ARGV
 --   with_snapshot  1 to include the snapshot
 -- RETURNS {DONE, status, revision, turn, owner, token, cancel, schema, agent, created, updated,
---         snapshot, calls that wait in MessagePack}
+--         snapshot, calls that wait in MessagePack, message, result, error}
 -- REFUSES {MISSING} a run that does not exist
 -- USES common, run
 
@@ -15,6 +15,7 @@ local with_snapshot = ARGV[1] == '1'
 
 local run = load_run(run_key)
 if not run then return {MISSING} end
+local stored = redis.call('HMGET', run_key, 'created', 'message', 'result', 'error')
 local requests = {}
 for _, call in ipairs(run.pending) do
   local request = entry_of(ledger_key, 'approval:' .. call)
@@ -22,6 +23,7 @@ for _, call in ipairs(run.pending) do
 end
 return {
   DONE, run.status, run.revision, run.turn, run.owner, whole(run.token), run.cancel, run.schema,
-  run.agent, redis.call('HGET', run_key, 'created'), whole(run.updated),
+  run.agent, stored[1], whole(run.updated),
   with_snapshot and redis.call('HGET', run_key, 'snapshot') or '', cmsgpack.pack(requests),
+  stored[2], stored[3] or '', stored[4] or '',
 }

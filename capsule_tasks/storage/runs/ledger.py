@@ -1,0 +1,110 @@
+"""The ledger of a run: effects of tool calls and replies of models, as generators without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from capsule_tasks.errors import RunTooLarge
+from capsule_tasks.settings import RunSettings, Text, check_value
+from capsule_tasks.storage.operations import Operation, Reply, call_script, named
+from capsule_tasks.storage.runs import scripts
+from capsule_tasks.storage.runs.locations import RunLocations
+from capsule_tasks.storage.runs.replies import call_start_of, pack, refusal, text_of
+from capsule_tasks.storage.runs.types import (
+    CallStarts,
+    Claim,
+    PlannedCall,
+    check_bytes,
+    check_calls,
+    check_claim,
+    check_outputs,
+)
+from capsule_tasks.storage.scripts import Call, Code
+
+
+class LedgerCore:
+    """What an owner records while it makes a turn; the docstrings hold for both facades."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.locations = RunLocations(settings)
+        self._ttl_ms = int(settings.ttl_s * 1000)
+
+    def start_calls(
+        self, claim: Claim, calls: Sequence[PlannedCall], *, operation_id: str | None = None
+    ) -> Operation[CallStarts]:
+        """Record that tool calls start, and return which of them may.
+
+        A call that was made before has its output; a call that was started and did not finish is
+        `uncertain`, unless it has `retry`. If one call is refused (CallChanged, CallNotApproved),
+        none is started.
+        """
+        check_claim(claim)
+        keys = self.locations.keys(claim.session_id, claim.run_id)
+        check_calls("calls", calls, PlannedCall)
+        packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
+        start = scripts.run_start_calls.call(
+            keys,
+            operation_id=named("run_start_calls", operation_id),
+            ttl_ms=self._ttl_ms,
+            token=claim.token,
+            calls=packed,
+        )
+        reply = yield from self._done(claim.run_id, start)
+        pairs = zip(calls, reply[2:], strict=True)
+        return CallStarts([call_start_of(call, each) for call, each in pairs], text_of(reply[1]))
+
+    def finish_calls(
+        self, claim: Claim, outputs: Mapping[str, bytes], *, operation_id: str | None = None
+    ) -> Operation[None]:
+        """Record outputs of tool calls.
+
+        The owner that started a call may do so, also after losing the run. So may the run's present
+        owner, which has found out what became of a call that an owner before it started.
+        """
+        check_claim(claim)
+        keys = self.locations.keys(claim.session_id, claim.run_id)
+        check_outputs(outputs, self.settings.max_output_bytes)
+        finish = scripts.run_finish_calls.call(
+            keys,
+            operation_id=named("run_finish_calls", operation_id),
+            token=claim.token,
+            parts=list(chain.from_iterable(outputs.items())),
+        )
+        yield from self._done(claim.run_id, finish)
+
+    def journal(self, claim: Claim, key: str, reply: bytes) -> Operation[str | None]:
+        """Record a reply of a model, and return who cancelled the run, if somebody did.
+
+        The next claim brings the replies that were recorded since the last commit, which erases
+        them. Another reply under the same key replaces the first. Raises RunTooLarge for more than
+        `RunSettings.max_journal_bytes` in one turn, RunClaimLost for an owner whose claim is over,
+        and RunConflict for a claim that is older than the last commit.
+        """
+        check_claim(claim)
+        check_value("key", key, Text)
+        max_bytes = self.settings.max_journal_bytes
+        check_bytes(f"the reply {key!r:.100}", reply, max_bytes)
+        call = scripts.run_journal.call(
+            self.locations.keys(claim.session_id, claim.run_id),
+            ttl_ms=self._ttl_ms,
+            token=claim.token,
+            revision=claim.revision,
+            key=key,
+            reply=reply,
+            max_bytes=max_bytes,
+        )
+        answer = yield from call_script(call, self.settings.retry)
+        if answer[0] == Code.FULL:
+            raise RunTooLarge("the journal of the turn", int(answer[1]), max_bytes)
+        if answer[0] != Code.DONE:
+            raise refusal(claim.run_id, answer)
+        return text_of(answer[1])
+
+    def _done(self, run_id: str, call: Call) -> Operation[Reply]:
+        """The reply of a script that was done; raises for one that was refused."""
+        reply = yield from call_script(call, self.settings.retry)
+        if reply[0] != Code.DONE:
+            raise refusal(run_id, reply)
+        return reply

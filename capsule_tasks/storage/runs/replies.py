@@ -1,0 +1,101 @@
+"""Replies of the scripts of runs, as values and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from capsule_tasks.errors import (
+    CallChanged,
+    CallNotApproved,
+    RunClaimed,
+    RunClaimLost,
+    RunConflict,
+    RunEnded,
+    RunNotFound,
+    RunParked,
+    UnknownCall,
+    UnreadableSchema,
+)
+from capsule_tasks.storage.operations import Reply, refused
+from capsule_tasks.storage.runs.types import (
+    CallStart,
+    Claim,
+    Decisions,
+    PlannedCall,
+    Status,
+    time_of,
+)
+from capsule_tasks.storage.scripts import Code
+
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder().decode
+_decisions = msgspec.msgpack.Decoder(Decisions).decode
+
+
+def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Exception:
+    detail = reply[1] if len(reply) > 1 else ""
+    if isinstance(detail, bytes):
+        detail = detail.decode()
+    if reply[0] == Code.UNREADABLE:
+        return UnreadableSchema(detail, readable)
+    if reply[0] == Code.ENDED:
+        return RunEnded(run_id, detail, *reply[2:])
+    if reply[0] == Code.WAITING and isinstance(detail, int):
+        return RunParked(run_id, detail)
+    error = _REFUSALS.get(reply[0])
+    return error(run_id, detail) if error else refused(reply, f"run {run_id!r:.100}")
+
+
+_REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
+    Code.MISSING: lambda run, _: RunNotFound(run),
+    Code.CONFLICT: RunConflict,
+    Code.HELD: RunClaimed,
+    Code.STALE: RunClaimLost,
+    Code.WAITING: lambda _, call: CallNotApproved(call),
+    Code.CHANGED: lambda _, call: CallChanged(call, "it had another tool or other arguments"),
+    Code.FINISHED: lambda _, call: CallChanged(call, "it gave another output"),
+    Code.UNKNOWN: lambda _, call: UnknownCall(call, "it was never started", "cannot be finished"),
+}
+"""The error that each code means, for a run or for one of its calls."""
+
+
+def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:
+    _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply[:10]
+    message, journal = reply[10:]
+    return Claim(
+        run_id=run_id,
+        session_id=session_id,
+        token=int(token),
+        revision=int(revision),
+        turn=int(turn),
+        schema=schema.decode(),
+        agent=agent.decode(),
+        snapshot=snapshot,
+        decisions=_decisions(decisions),
+        cancelled_by=text_of(cancel),
+        updated_us=int(updated),
+        message=message,
+        journal={
+            key.decode(): value for key, value in zip(journal[::2], journal[1::2], strict=True)
+        },
+    )
+
+
+def call_start_of(call: PlannedCall, reply: Reply) -> CallStart:
+    match reply[0]:
+        case Code.FINISHED:
+            return CallStart(call.call_id, "finished", output=reply[1])
+        case Code.UNCERTAIN:
+            return CallStart(call.call_id, "uncertain", started_at=time_of(int(reply[1])))
+    return CallStart(call.call_id, "go")
+
+
+def status_of(value: bytes) -> Status:
+    return cast("Status", value.decode())  # the scripts write no other
+
+
+def text_of(value: bytes) -> str | None:
+    return value.decode() or None

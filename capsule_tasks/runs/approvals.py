@@ -18,6 +18,12 @@ from capsule_tasks.runs.schema import Part
 DEFAULT_REJECTION = "The call of this tool was not approved."
 
 
+def fingerprint_of(tool: str, arguments: str) -> str:
+    """A digest of the tool, as `ToolKey.text`, and the arguments of a call."""
+    spelled = f"{tool}\n{arguments}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(spelled).hexdigest()[:32]
+
+
 class PendingCall(Part, frozen=True, kw_only=True):
     """A tool call that the model asked for and that has not been made."""
 
@@ -42,8 +48,7 @@ class PendingCall(Part, frozen=True, kw_only=True):
     @property
     def fingerprint(self) -> str:
         """A digest of what must be the same when the call is made again: tool and arguments."""
-        spelled = f"{self.tool.text}\n{self.arguments}".encode("utf-8", "surrogatepass")
-        return hashlib.sha256(spelled).hexdigest()[:32]
+        return fingerprint_of(self.tool.text, self.arguments)
 
 
 class Decision(Part, frozen=True, kw_only=True):

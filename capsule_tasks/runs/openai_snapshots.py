@@ -60,6 +60,11 @@ def call_id_of(raw: Any) -> str:
     return _text(raw.get("id") if is_request else raw.get("call_id") or raw.get("id"))
 
 
+def shown_call(item: Mapping[str, Any], agent: AgentId) -> PendingCall:
+    """A call as people see it if it waits for them: `item` is what a snapshot has of it."""
+    return _call(item, agent, 0)
+
+
 def _call(item: Mapping[str, Any], agent: AgentId, index: int) -> PendingCall:
     raw = _unwrapped(item.get("raw_item") or {})
     call_id, name = call_id_of(raw), _text(item.get("tool_name") or raw.get("name"))

@@ -175,8 +175,9 @@ class RunCore(LedgerCore):
 
         A turn that is committed twice is stored once. `approval_requests` are all calls that wait
         now. `history` is the session's own: its codec, limits and time to live hold for the items,
-        else the defaults do. `result` and `error` are kept with a run that ends. The journal of the
-        turn is erased. Raises RunClaimLost for an owner whose claim is over.
+        else the defaults do. `result` and `error` are kept with a run that ends. The journal is
+        erased, unless the run is parked inside its turn, under the number of the turn before.
+        Raises RunClaimLost for an owner whose claim is over.
         """
         check_claim(claim)
         schema, agent = schema or claim.schema, agent or claim.agent

@@ -86,6 +86,7 @@ if count > 0 then
   state.bytes = state.bytes + bytes
   save_history(history_key, items_key, state, now_us, history_ttl_ms, false)
 end
+local is_turn_over = turn > run.turn or ENDED_STATUS[status]
 run.revision, run.turn, run.status = revision + 1, turn, status
 run.schema, run.agent = schema, agent
 request_approvals(ledger_key, run, requests, now_us)
@@ -98,8 +99,11 @@ if run.cancel ~= '' and (status == 'interrupted' or status == 'queued') then
   run.status = 'cancelled'
 end
 redis.call('HSET', run_key, 'snapshot', snapshot)
-redis.call('HDEL', run_key, 'journal_bytes')
-redis.call('DEL', journal_key)
+-- A run that is parked inside its turn goes on with the replies that its models gave.
+if is_turn_over then
+  redis.call('HDEL', run_key, 'journal_bytes')
+  redis.call('DEL', journal_key)
+end
 if ENDED_STATUS[run.status] then redis.call('HSET', run_key, 'result', result, 'error', error) end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 if not ENDED_STATUS[run.status] then announce_requests(channel, run_id, requests) end

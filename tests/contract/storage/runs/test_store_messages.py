@@ -49,6 +49,20 @@ async def test_replies_of_models_come_with_the_next_claim(subject: Subject) -> N
     assert (await runs.claim("run-1", "w1")).journal == {}
 
 
+async def test_a_run_that_is_parked_inside_its_turn_keeps_the_replies(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    await runs.journal(claim, "m1", b"reply")
+    request = ask("c9")
+    await runs.commit(
+        claim, b"x", turn=claim.turn, status="interrupted", approval_requests=[request]
+    )
+    await runs.approvals.approve("run-1", "c9")
+    claim = await runs.claim("run-1", "w1")
+    assert claim.journal == {"m1": b"reply"}
+    await runs.commit(claim, b"x", turn=claim.turn, status="completed")
+
+
 async def test_only_the_owner_journals_and_only_in_its_turn(subject: Subject) -> None:
     """A reply that was sent before a commit and arrived after it was taken for the next turn's."""
     runs = subject.runs()

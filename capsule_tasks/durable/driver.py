@@ -1,0 +1,254 @@
+"""Drives one run from its claim to its end, or to the next decision of a person."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.durable.engine import Engine, RunEvent, RunFailure, TurnEnd, TurnWork
+from capsule_tasks.durable.ledger import TurnLedger
+from capsule_tasks.errors import (
+    CallerError,
+    InvalidRunState,
+    RunClaimLost,
+    StorageError,
+    UnknownAgent,
+    UnreadableSchema,
+)
+from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore
+from capsule_tasks.storage.runs.types import Status
+
+_log = logging.getLogger(__name__)
+
+NOT_READABLE = (InvalidRunState, UnreadableSchema, UnknownAgent)
+"""An engine that raises one of these has done nothing: another worker may read the snapshot."""
+
+
+@dataclass(frozen=True)
+class RunStop:
+    """Why a driver stopped: the run has ended, or waits for a person."""
+
+    run_id: str
+    status: Status
+    result: bytes = b""
+    """The output of a completed run, as JSON."""
+    failure: RunFailure | None = None
+    cancelled_by: str | None = None
+
+
+class RunDriver:
+    """Drives runs under the lease of one incarnation, which its caller keeps.
+
+    Any number of runs may be driven at the same time, each by one `drive`.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        incarnation: str,
+        *,
+        history_of: Callable[[str], History] | None = None,
+        turn_timeout_s: float | None = None,
+    ) -> None:
+        """`history_of` gives the history of a session, if it has its own codec or limits."""
+        self._store = store
+        self._incarnation = incarnation
+        self._history_of = history_of or self._plain_history
+        self._turn_timeout_s = turn_timeout_s
+
+    async def drive(
+        self,
+        run_id: str,
+        engine: Engine,
+        *,
+        message: bytes = b"",
+        publish: Callable[[RunEvent], None] | None = None,
+    ) -> RunStop:
+        """Claim a run and drive it until it ends or waits for a person.
+
+        A run that this worker cannot read, or that is cut by an error of the store or a cancel of
+        this coroutine, is queued again as it was last committed, and the error is raised.
+        RunClaimLost says that another worker has the run. The errors of `RunStore.claim` pass
+        through.
+        """
+        while True:
+            claim = await self._store.claim(
+                run_id, self._incarnation, readable=engine.readable, message=message
+            )
+            drive = _Drive(self._store, engine, claim, self._history_of(claim.session_id), publish)
+            try:
+                stop = await drive.to_stop(self._turn_timeout_s)
+            except RunClaimLost:
+                raise
+            except BaseException:
+                await self._hand_back(drive.claim)
+                raise
+            # A decision that came before the run was parked has queued it: nobody else resumes it.
+            if stop.status != "queued":
+                return stop
+
+    async def _hand_back(self, claim: Claim) -> None:
+        """Queue a run again as it was last committed; a cancelled one ends here."""
+        try:
+            await asyncio.shield(self._store.release(claim))
+        except (StorageError, RunClaimLost) as error:
+            _log.warning(
+                "run %s could not be handed back (%s); it waits until the lease of %s lapses",
+                claim.run_id,
+                error,
+                self._incarnation,
+            )
+
+    def _plain_history(self, session_id: str) -> History:
+        settings = HistorySettings(prefix=self._store.core.settings.prefix)
+        return History(session_id, self._store.store, settings=settings)
+
+
+class _Drive:
+    """The turns of one claim."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        engine: Engine,
+        claim: Claim,
+        history: History,
+        publish: Callable[[RunEvent], None] | None,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self.claim = claim
+        self._history = history
+        self._publish = publish
+        self._journal = dict(claim.journal)
+
+    async def to_stop(self, turn_timeout_s: float | None) -> RunStop:
+        live: Any = None
+        while True:
+            if self.claim.cancelled_by:
+                return await self._cancelled()
+            ledger = TurnLedger(self._store, self.claim, self._journal)
+            end = await self._turn(ledger, live, turn_timeout_s)
+            self._report_unused(ledger, end)
+            if ledger.error is not None:
+                raise ledger.error
+            if ledger.cancelled_by:
+                return await self._cancelled()
+            if ledger.to_settle and not ledger.failure:
+                return await self._park_for(tuple(ledger.to_settle.values()))
+            if ledger.failure:
+                end = self._failed(ledger.failure)
+            try:
+                done = await self._commit(end)
+            except (CallerError, TypeError, ValueError) as error:
+                # The turn cannot be stored, as it is too large, and never will be.
+                end = self._failed(_failure_of(error))
+                done = await self._commit(end)
+            if done.status != "running":
+                return self._stop(done.status, end)
+            live = end.live
+
+    async def _turn(self, ledger: TurnLedger, live: Any, timeout_s: float | None) -> TurnEnd:
+        work = TurnWork(self.claim, ledger, self._history, self._publish, live)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await self._engine.turn(work)
+        except TimeoutError as error:
+            if not limit.expired():
+                return self._failed(_failure_of(error))
+            about = f"a turn took longer than {timeout_s:g} s"
+            return self._failed(RunFailure("timeout", "TimeoutError", about))
+        except NOT_READABLE:
+            raise
+        except StorageError as error:  # the engine reads the history
+            ledger.error = ledger.error or error
+            return self._failed(_failure_of(error))
+        except Exception as error:  # noqa: BLE001  a run that raises must not be tried for ever
+            if not ledger.is_stopped:
+                _log.warning("run %s fails: its engine raised", self.claim.run_id, exc_info=error)
+            return self._failed(_failure_of(error))
+
+    async def _commit(self, end: TurnEnd) -> Committed:
+        claim = self.claim
+        done = await self._store.commit(
+            claim,
+            end.snapshot,
+            turn=claim.turn + 1,
+            status=end.status,
+            schema=end.schema,
+            agent=end.agent,
+            approval_requests=end.approval_requests,
+            items=end.items,
+            history=self._history,
+            result=_encoded(end.output) if end.status == "completed" else b"",
+            error=msgspec.json.encode(end.failure) if end.failure else b"",
+        )
+        self.claim = done.claim
+        self._journal = {}
+        self._tell("turn", end.agent, {"turn": claim.turn + 1, "status": done.status})
+        return done
+
+    async def _park_for(self, settle: tuple[ApprovalRequest, ...]) -> RunStop:
+        """Park the run within its turn, whose journal stays, until people have settled calls."""
+        claim, decided = self.claim, self.claim.decisions
+        exact = {each.call for each in decided.exact}
+        standing = {(each.tool, each.agent) for each in decided.standing}
+        undecided = [
+            each
+            for each in self._engine.waiting(claim)
+            if each.call_id not in exact and (each.tool, each.agent) not in standing
+        ]
+        done = await self._store.commit(
+            claim,
+            claim.snapshot,
+            turn=claim.turn,
+            status="interrupted",
+            approval_requests=(*undecided, *settle),
+        )
+        self.claim = done.claim
+        return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
+
+    async def _cancelled(self) -> RunStop:
+        """End the run as it was last committed: items of a turn that was cut are not stored."""
+        claim = self.claim
+        done = await self._store.commit(claim, claim.snapshot, turn=claim.turn, status="cancelled")
+        self.claim = done.claim
+        return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
+
+    def _failed(self, failure: RunFailure) -> TurnEnd:
+        claim = self.claim
+        return TurnEnd(claim.snapshot, claim.schema, claim.agent, "failed", failure=failure)
+
+    def _stop(self, status: Status, end: TurnEnd) -> RunStop:
+        result = _encoded(end.output) if status == "completed" else b""
+        by = self.claim.cancelled_by
+        return RunStop(self.claim.run_id, status, result, end.failure, by)
+
+    def _report_unused(self, ledger: TurnLedger, end: TurnEnd) -> None:
+        if ledger.is_stopped or not ledger.unused_replies:
+            return
+        keys = ledger.unused_replies
+        _log.warning(
+            "run %s: discarding %d journaled model replies: the model is now asked something else",
+            self.claim.run_id,
+            len(keys),
+        )
+        self._tell("replies_discarded", end.agent, {"keys": keys})
+
+    def _tell(self, kind: str, agent: str, data: Any) -> None:
+        if self._publish is not None:
+            self._publish(RunEvent(kind, agent, data))
+
+
+def _encoded(output: Any) -> bytes:
+    return msgspec.json.encode(output)
+
+
+def _failure_of(error: BaseException) -> RunFailure:
+    return RunFailure("error", type(error).__name__, str(error))

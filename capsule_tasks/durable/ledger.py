@@ -1,0 +1,131 @@
+"""The journal and the ledger of one turn, over the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from capsule_tasks.durable.engine import ModelCall, RunFailure, ToolCall, ToolOutcome
+from capsule_tasks.errors import CallerError, CapsuleError
+from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall
+
+if TYPE_CHECKING:
+    from capsule_tasks.storage import RunStore
+
+
+class TurnStopped(Exception):
+    """The turn must not go on; the ledger that raised it knows why."""
+
+
+@dataclass
+class JournaledCall:
+    """One model call: its reply from the journal, or the key under which it will be stored."""
+
+    ledger: TurnLedger
+    key: str
+    reply: bytes | None
+
+    async def record(self, reply: bytes) -> None:
+        await self.ledger.record(self.key, reply)
+
+
+class TurnLedger:
+    """What the model calls and tool calls of one turn did, now or before the turn was cut.
+
+    The first reason to stop stays: everything that the turn asks for later is refused as well.
+    """
+
+    def __init__(self, store: RunStore, claim: Claim, journal: dict[str, bytes]) -> None:
+        self._store = store
+        self._claim = claim
+        self._journal = journal
+        self._asked = Counter[str]()
+        self._unused = set(journal)
+        self.cancelled_by: str | None = None
+        self.error: Exception | None = None
+        """An error of the store, or a lost claim: nothing can be said about the turn."""
+        self.failure: RunFailure | None = None
+        self.to_settle: dict[str, ApprovalRequest] = {}
+        """Calls of which a person has to find out whether they were made."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.cancelled_by or self.error or self.failure or self.to_settle)
+
+    @property
+    def unused_replies(self) -> list[str]:
+        """Keys of journaled replies that no model call of the turn asked for."""
+        return sorted(self._unused)
+
+    def model_call(self, path: str, digest: str) -> ModelCall:
+        self._check()
+        asked = f"{path}:{digest}"
+        key = f"{asked}:{self._asked[asked]}"
+        self._asked[asked] += 1
+        self._unused.discard(key)
+        return JournaledCall(self, key, self._journal.get(key))
+
+    async def record(self, key: str, reply: bytes) -> None:
+        self._check()
+        try:
+            cancelled_by = await self._store.journal(self._claim, key, reply)
+        except CapsuleError as error:
+            raise self._stopped(error) from error
+        self._journal[key] = reply
+        self.cancelled_by = self.cancelled_by or cancelled_by
+        self._check()
+
+    async def tool_call(self, call: ToolCall, make: Callable[[], Awaitable[bytes]]) -> ToolOutcome:
+        self._check()
+        planned = PlannedCall(call.key, call.fingerprint, retry=call.on_uncertain == "retry")
+        try:
+            starts = await self._store.start_calls(self._claim, [planned])
+        except CapsuleError as error:
+            raise self._stopped(error) from error
+        self.cancelled_by = self.cancelled_by or starts.cancelled_by
+        (start,) = starts.calls
+        if start.state == "finished":
+            return ToolOutcome(start.output or b"")
+        self._check()  # also what a call of the same turn found out meanwhile
+        if start.state == "uncertain":
+            return self._uncertain(call)
+        return await self._made(call, make)
+
+    async def _made(self, call: ToolCall, make: Callable[[], Awaitable[bytes]]) -> ToolOutcome:
+        output = await make()
+        try:
+            await self._store.finish_calls(self._claim, {call.key: output})
+        except CapsuleError as error:
+            raise self._stopped(error) from error
+        return ToolOutcome(output)
+
+    def _uncertain(self, call: ToolCall) -> ToolOutcome:
+        why = f"call {call.key!r} of {call.tool} was started, and whether it was made is unknown"
+        match call.on_uncertain:
+            case "tell":
+                return ToolOutcome(is_known=False)
+            case "fail":
+                self.failure = self.failure or RunFailure("uncertain", "EffectUncertain", why)
+            case _:
+                self.to_settle[call.key] = ApprovalRequest(
+                    call_id=call.key,
+                    tool=call.tool,
+                    agent=call.agent,
+                    fingerprint=call.fingerprint,
+                    arguments=call.arguments,
+                )
+        raise TurnStopped(why)
+
+    def _check(self) -> None:
+        if self.is_stopped:
+            raise TurnStopped("the turn was stopped before")
+
+    def _stopped(self, error: CapsuleError) -> TurnStopped:
+        """Stop the turn. What the run itself does wrong, as an output too large, fails the run."""
+        if isinstance(error, CallerError):
+            self.failure = self.failure or RunFailure("tool", type(error).__name__, str(error))
+        else:
+            self.error = self.error or error
+        return TurnStopped(str(error))

@@ -1,0 +1,387 @@
+"""The driver of runs with an engine that follows a script, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+
+from capsule_tasks import History, SyncHistory
+from capsule_tasks.durable import (
+    OnUncertain,
+    RunDriver,
+    RunEvent,
+    RunFailure,
+    RunStop,
+    ToolCall,
+    TurnEnd,
+    TurnStopped,
+    TurnWork,
+)
+from capsule_tasks.errors import InvalidRunState, RunClaimLost, UnreadableSchema
+from capsule_tasks.settings import HistorySettings, RunSettings
+from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall, RunStore, SyncRunStore
+from capsule_tasks.storage.runs.store import SyncLease
+from tests.integration.killing import runs_to_its_end
+
+ASK = ApprovalRequest(call_id="ask", tool="bare:pay", agent="a", fingerprint="f")
+
+
+@dataclass
+class ScriptedEngine:
+    """Makes turns that are lists of words: `model`, `tool <name>`, `ask`, `fail`, and others.
+
+    The snapshot is the number of turns that were made; a turn's item says what it did.
+    """
+
+    turns: Sequence[Sequence[str]]
+    effects: list[str] = field(default_factory=list)
+    on_uncertain: OnUncertain = "tell"
+    readable: Sequence[str] = ("script/1",)
+    asked: int = 0
+    redis: Any = None
+    effects_key: str = ""
+
+    def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
+        del given, context
+        return b"0", "script/1", "a"
+
+    def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
+        del claim
+        return ()
+
+    async def turn(self, work: TurnWork) -> TurnEnd:
+        number = int(work.claim.snapshot)
+        did: list[str] = []
+        end: dict[str, Any] = {}
+        for word in self.turns[number]:
+            verb, _, name = word.partition(" ")
+            if verb == "ask" and not work.claim.decisions.exact:
+                requests = (ASK,)
+                return TurnEnd(b"%d" % number, "script/1", "a", "interrupted", [], requests)
+            if verb == "fail":
+                failure = RunFailure("max_turns", "MaxTurns", "too many")
+                end = {"status": "failed", "failure": failure}
+            elif verb != "ask":
+                did.append(await self._do(work, verb, name))
+        if not end and number == len(self.turns) - 1:
+            end = {"status": "completed", "output": did}
+        items = [{"turn": number, "did": did}]
+        return TurnEnd(b"%d" % (number + 1), "script/1", "a", items=items, **end)
+
+    async def _do(self, work: TurnWork, verb: str, name: str) -> str:
+        match verb:
+            case "model":
+                return await self._ask_model(work, work.claim.snapshot.decode())
+            case "tool":
+                return await self._call_tool(work, name)
+            case "swallow":
+                return await self._swallow(work, name)
+            case "raise":
+                raise ValueError(name)
+            case "unreadable":
+                raise InvalidRunState("$", "another graph")
+            case "sleep":
+                await asyncio.sleep(3600)
+        return "x" * int(name)
+
+    async def _ask_model(self, work: TurnWork, question: str) -> str:
+        call = work.ledger.model_call("", question)
+        if call.reply is not None:
+            return call.reply.decode()
+        await asyncio.sleep(0)
+        self.asked += 1
+        if self.redis is not None:
+            self.redis.rpush(self.effects_key + ":asked", question)
+        await call.record(f"reply {question}".encode())
+        return f"reply {question}"
+
+    async def _call_tool(self, work: TurnWork, name: str) -> str:
+        async def make() -> bytes:
+            await asyncio.sleep(0)
+            self.effects.append(name)
+            if self.redis is not None:
+                self.redis.rpush(self.effects_key, name)
+            await asyncio.sleep(0)
+            return name.encode()
+
+        call = ToolCall(name, f"bare:{name}", "a", "{}", self.on_uncertain)
+        outcome = await work.ledger.tool_call(call, make)
+        return outcome.output.decode() if outcome.is_known else "told"
+
+    async def _swallow(self, work: TurnWork, name: str) -> str:
+        try:
+            return await self._call_tool(work, name)
+        except TurnStopped:
+            return "an error as text for the model"
+
+
+async def started(store: RunStore, engine: ScriptedEngine) -> RunDriver:
+    snapshot, schema, agent = engine.first("go")
+    await store.create("r", "user-42", snapshot, schema=schema, agent=agent)
+    return RunDriver(store, "w1")
+
+
+async def items_of(store: RunStore) -> list[Any]:
+    settings = HistorySettings(prefix=store.core.settings.prefix)
+    return await History("user-42", store.store, settings=settings).get_items()
+
+
+TWO_TURNS = [["model", "tool a", "tool b"], ["model"]]
+
+
+async def test_a_run_is_driven_to_its_end(store: RunStore) -> None:
+    engine = ScriptedEngine(TWO_TURNS)
+    driver = await started(store, engine)
+    events: list[RunEvent] = []
+    stop = await driver.drive("r", engine, publish=events.append)
+    assert stop == RunStop("r", "completed", result=b'["reply 1"]')
+    assert engine.effects == ["a", "b"]
+    assert [event.data["status"] for event in events] == ["running", "completed"]
+    record = await store.read("r")
+    assert (record.status, record.turn, record.result) == ("completed", 2, b'["reply 1"]')
+    assert [item["turn"] for item in await items_of(store)] == [0, 1]
+
+
+async def test_a_run_waits_for_a_decision_and_goes_on(store: RunStore) -> None:
+    engine = ScriptedEngine([["model"], ["ask", "tool pay"]])
+    driver = await started(store, engine)
+    assert (await driver.drive("r", engine)).status == "interrupted"
+    assert (await store.approvals.approve("r", "ask")).resume
+    assert (await driver.drive("r", engine)).result == b'["pay"]'
+    assert engine.asked == 1
+
+
+async def test_a_decision_that_came_before_the_run_was_parked_resumes_it(store: RunStore) -> None:
+    engine = ScriptedEngine([["ask", "tool pay"]])
+    driver = await started(store, engine)
+    await driver.drive("r", engine)
+    claimed = store.commit
+
+    async def decide_first(*args: Any, **kwargs: Any) -> Any:
+        kwargs["approval_requests"] = (ASK,)
+        return await claimed(*args, **{**kwargs, "status": "interrupted"})
+
+    await store.approvals.approve("r", "ask")
+    claim = await store.claim("r", "w1")
+    # Parked again under a decision that exists: the commit answers `queued`.
+    done = await decide_first(claim, b"0", turn=1)
+    assert done.status == "queued"
+    assert (await driver.drive("r", engine)).status == "completed"
+
+
+async def test_a_run_that_fails_keeps_why(store: RunStore) -> None:
+    engine = ScriptedEngine([["model"], ["fail"]])
+    stop = await (await started(store, engine)).drive("r", engine)
+    assert stop.status == "failed"
+    assert stop.failure == RunFailure("max_turns", "MaxTurns", "too many")
+    record = await store.read("r")
+    assert json.loads(record.error)["kind"] == "max_turns"
+    assert [item["turn"] for item in await items_of(store)] == [0, 1]
+
+
+async def test_an_engine_that_raises_fails_the_run(
+    store: RunStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine([["model"], ["raise no such thing"]])
+    stop = await (await started(store, engine)).drive("r", engine)
+    assert stop.failure == RunFailure("error", "ValueError", "no such thing")
+    assert [item["turn"] for item in await items_of(store)] == [0]
+    assert "run r fails" in caplog.text
+
+
+async def test_a_turn_that_takes_too_long_fails_the_run(store: RunStore) -> None:
+    engine = ScriptedEngine([["sleep"]])
+    await started(store, engine)
+    stop = await RunDriver(store, "w1", turn_timeout_s=0.01).drive("r", engine)
+    assert stop.failure is not None
+    assert stop.failure.kind == "timeout"
+
+
+async def test_a_turn_that_cannot_be_stored_fails_the_run(store: RunStore) -> None:
+    engine = ScriptedEngine([[f"large {17 * 2**20}"]])
+    stop = await (await started(store, engine)).drive("r", engine)
+    assert stop.failure is not None
+    assert stop.failure.type == "RunTooLarge"
+
+
+async def test_a_run_of_another_version_is_left_to_others(store: RunStore) -> None:
+    engine = ScriptedEngine(TWO_TURNS, readable=("script/2",))
+    driver = await started(store, engine)
+    with pytest.raises(UnreadableSchema):
+        await driver.drive("r", engine)
+    assert (await store.read("r")).status == "queued"
+
+
+async def test_a_run_that_the_engine_cannot_read_is_handed_back(store: RunStore) -> None:
+    engine = ScriptedEngine([["model"], ["unreadable"]])
+    driver = await started(store, engine)
+    with pytest.raises(InvalidRunState):
+        await driver.drive("r", engine)
+    record = await store.read("r")
+    assert (record.status, record.turn) == ("queued", 1)
+
+
+async def test_a_cancelled_drive_hands_the_run_back(store: RunStore) -> None:
+    engine = ScriptedEngine([["model"], ["sleep"]])
+    driver = await started(store, engine)
+    is_second = asyncio.Event()
+    drive = asyncio.create_task(driver.drive("r", engine, publish=lambda _: is_second.set()))
+    await is_second.wait()
+    drive.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drive
+    record = await store.read("r")
+    assert (record.status, record.turn) == ("queued", 1)
+
+
+async def test_a_cancelled_run_ends_at_its_next_call(store: RunStore) -> None:
+    class Cancelling(ScriptedEngine):
+        async def turn(self, work: TurnWork) -> TurnEnd:
+            if int(work.claim.snapshot) == 1:
+                await store.cancel("r", by="ann")
+            return await super().turn(work)
+
+    engine = Cancelling([["model"], ["swallow a", "tool b"], ["model"]])
+    stop = await (await started(store, engine)).drive("r", engine)
+    assert (stop.status, stop.cancelled_by, engine.effects) == ("cancelled", "ann", [])
+    assert [item["turn"] for item in await items_of(store)] == [0]
+
+
+async def test_a_run_that_was_taken_over_is_left_alone(store: RunStore) -> None:
+    class Losing(ScriptedEngine):
+        async def turn(self, work: TurnWork) -> TurnEnd:
+            await store.release(work.claim)
+            await store.claim("r", "w1")
+            return await super().turn(work)
+
+    engine = Losing([["swallow a"]])
+    driver = await started(store, engine)
+    with pytest.raises(RunClaimLost):
+        await driver.drive("r", engine)
+    assert engine.effects == []
+    assert (await store.read("r")).status == "running"
+
+
+async def uncertain(store: RunStore, engine: ScriptedEngine) -> RunStop:
+    """Drive a run whose call `a` was started by an owner who is gone."""
+    driver = await started(store, engine)
+    claim = await store.claim("r", "w1")
+    call = ToolCall("a", "bare:a", "a", "{}")
+    await store.start_calls(claim, [PlannedCall("a", call.fingerprint)])
+    await store.release(claim)
+    return await driver.drive("r", engine)
+
+
+@pytest.mark.parametrize("word", ["tool", "swallow"])
+async def test_an_uncertain_call_parks_the_run(store: RunStore, word: str) -> None:
+    engine = ScriptedEngine([["model", f"{word} a"]], on_uncertain="park")
+    stop = await uncertain(store, engine)
+    assert (stop.status, engine.effects) == ("interrupted", [])
+    record = await store.read("r")
+    assert [(call.call_id, call.tool) for call in record.pending] == [("a", "bare:a")]
+    assert record.turn == 0
+
+
+async def test_an_uncertain_call_fails_the_run(store: RunStore) -> None:
+    engine = ScriptedEngine([["swallow a"]], on_uncertain="fail")
+    stop = await uncertain(store, engine)
+    assert stop.failure is not None
+    assert stop.failure.kind == "uncertain"
+
+
+async def test_the_model_is_told_of_an_uncertain_call(store: RunStore) -> None:
+    engine = ScriptedEngine([["tool a"]], on_uncertain="tell")
+    assert (await uncertain(store, engine)).result == b'["told"]'
+    assert engine.effects == []
+
+
+async def test_an_uncertain_call_is_made_again(store: RunStore) -> None:
+    engine = ScriptedEngine([["tool a"]], on_uncertain="retry")
+    assert (await uncertain(store, engine)).result == b'["a"]'
+
+
+async def test_a_call_with_other_arguments_fails_the_run(store: RunStore) -> None:
+    driver = await started(store, engine := ScriptedEngine([["swallow a"]]))
+    claim = await store.claim("r", "w1")
+    await store.start_calls(claim, [PlannedCall("a", "another fingerprint")])
+    await store.release(claim)
+    stop = await driver.drive("r", engine)
+    assert stop.failure is not None
+    assert (stop.failure.type, engine.effects) == ("CallChanged", [])
+
+
+async def test_a_reply_that_nobody_asks_for_is_discarded_and_reported(store: RunStore) -> None:
+    driver = await started(store, engine := ScriptedEngine([["model"]]))
+    claim = await store.claim("r", "w1")
+    await store.journal(claim, ":another question:0", b"old")
+    await store.release(claim)
+    events: list[RunEvent] = []
+    stop = await driver.drive("r", engine, publish=events.append)
+    assert stop.result == b'["reply 0"]'
+    assert events[0] == RunEvent("replies_discarded", "a", {"keys": [":another question:0"]})
+
+
+# --- killed at each await ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def blocking_store(valkey_url: str, prefix: str) -> Iterator[SyncRunStore]:
+    with SyncRunStore(valkey_url, settings=RunSettings(prefix=prefix)) as store:
+        yield store
+
+
+@pytest.mark.parametrize("policy", ["tell", "retry"])
+def test_a_worker_that_is_killed_at_any_await_loses_and_repeats_nothing(
+    blocking_store: SyncRunStore, valkey_url: str, prefix: str, policy: OnUncertain
+) -> None:
+    script = [["model", "tool a", "tool b"], ["model", "tool c"], ["model"]]
+    client = redis.Redis.from_url(valkey_url)
+
+    def drive(run_id: str, worker: str, dies_at: int | None) -> bool:
+        async def main() -> None:
+            settings = RunSettings(prefix=prefix)
+            async with RunStore(valkey_url, settings=settings) as store:
+                engine = ScriptedEngine(script, on_uncertain=policy)
+                engine.redis = redis.Redis.from_url(valkey_url)
+                engine.effects_key = f"{prefix}:effects:{run_id}"
+                await RunDriver(store, worker).drive(run_id, engine)
+
+        with SyncLease(worker, valkey_url, prefix=prefix) as lease:
+            lease.acquire()
+            is_done = runs_to_its_end(main, dies_at)
+            lease.release()
+        return is_done
+
+    for at in range(10_000):
+        run_id = f"run-{at}"
+        blocking_store.create(run_id, run_id, b"0", schema="script/1", agent="a")
+        if drive(run_id, f"w{at}", at):
+            break
+        if blocking_store.read(run_id).status != "completed":
+            assert drive(run_id, f"w{at}+", None)
+        record = blocking_store.read(run_id)
+        assert record.status == "completed", at
+        effects = client.lrange(f"{prefix}:effects:{run_id}", 0, -1)
+        asked = client.lrange(f"{prefix}:effects:{run_id}:asked", 0, -1)
+        # A model call that was cut before its reply was journaled is made again.
+        assert len(asked) <= 4, at
+        with SyncHistory(run_id, valkey_url, settings=HistorySettings(prefix=prefix)) as history:
+            items = history.get_items()
+        assert [item["turn"] for item in items] == [0, 1, 2], at
+        did = [word for item in items for word in item["did"]]
+        if policy == "tell":
+            assert len(effects) == len(set(effects)), at
+            told = did.count("told")
+            assert told <= 1, at
+            assert len(effects) >= 3 - told, at
+        else:
+            assert did == ["reply 0", "a", "b", "reply 1", "c", "reply 2"], at
+            assert len(effects) <= 4, at
+            assert set(effects) == {b"a", b"b", b"c"}, at
+    assert at > 30

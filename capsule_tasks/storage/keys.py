@@ -121,6 +121,11 @@ def run_location(run_id: str, prefix: str = "capsule") -> str:
     return f"{checked_prefix(prefix)}:{{R:{escaped('run id', run_id)}}}"
 
 
+def run_owners(prefix: str = "capsule") -> str:
+    """The key of the index of incarnations that may hold runs."""
+    return f"{checked_prefix(prefix)}:{{runs}}:owners"
+
+
 class ApprovalKeys:
     """The index of calls that wait for a decision, all in one slot."""
 
@@ -170,6 +175,14 @@ class HostKeys(WorkerKeys):
         self.sessions = f"{self.worker}:sessions"
         self.channel = f"{doorbell_prefix(prefix)}{incarnation}:sessions"
         self.requests_channel = f"{doorbell_prefix(prefix)}{incarnation}:requests"
+
+
+class OwnerKeys(WorkerKeys):
+    """The runs that one incarnation of a worker holds."""
+
+    def __init__(self, incarnation: str, prefix: str = "capsule") -> None:
+        super().__init__(incarnation, prefix)
+        self.runs = f"{self.worker}:runs"
 
 
 class StepKeys:

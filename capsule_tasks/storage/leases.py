@@ -47,6 +47,7 @@ class LeaseCore:
     ) -> None:
         self.incarnation = incarnation
         self.token = ""
+        self.lease_s = settings.lease_s
         self._settings = settings
         self._retry = RetrySettings()
         self._prefix = prefix

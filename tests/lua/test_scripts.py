@@ -23,6 +23,7 @@ from capsule_tasks.storage.keys import (
     GroupKeys,
     HostKeys,
     NamedSessionKeys,
+    OwnerKeys,
     RecentKeys,
     RevokeKeys,
     RunKeys,
@@ -35,6 +36,7 @@ from capsule_tasks.storage.keys import (
     losses_key,
     renewal_marks,
     run_location,
+    run_owners,
     worker_index,
 )
 from capsule_tasks.storage.scripts import Code, Script, script, sections_of, text_of
@@ -152,6 +154,7 @@ def spelled(script_name: str, key_name: str) -> str:
     alone = {
         "workers": worker_index(),
         "revokes": RevokeKeys().revokes,
+        "owners": run_owners(),
         "losses": losses_key("<execution>", "<attempt>"),
         "location": run_location("<run>"),
     }
@@ -173,6 +176,7 @@ def spelled(script_name: str, key_name: str) -> str:
         "sessions/unwant": WantedKeys("<profile>"),
         "sessions/take_wanted": WantedKeys("<profile>"),
         "sessions/h": HostKeys("<incarnation>"),
+        "runs/h": OwnerKeys("<incarnation>"),
         "sessions/index_": SessionIndexKeys(),
         "sessions/tenant_": TenantKeys("<tenant>"),
         "sessions/": NamedSessionKeys("<session>"),
@@ -214,7 +218,7 @@ def test_keys_and_arguments_are_bound_on_the_first_lines(name: str) -> None:
 
 def with_what_it_calls(code: str, uses: Sequence[str]) -> str:
     """The code with the shared functions that it calls, and those that they call."""
-    shared = "".join(code_of((FOLDER / "lib" / f"{part}.lua").read_text()) for part in uses)
+    shared = "\n".join(code_of((FOLDER / "lib" / f"{part}.lua").read_text()) for part in uses)
     unused = dict(
         re.findall(r"^local function (\w+)(\(.*?)^end$", shared, re.MULTILINE | re.DOTALL)
     )

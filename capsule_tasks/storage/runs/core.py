@@ -13,8 +13,6 @@ from functools import partial
 
 from capsule_tasks.errors import (
     InvalidSetting,
-    LeaseLost,
-    LeaseMissing,
     RunClaimed,
     RunExists,
     StorageError,
@@ -31,6 +29,7 @@ from capsule_tasks.storage.operations import Operation, Reply, call_script, name
 from capsule_tasks.storage.runs import approval_index, scripts
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.ledger import LedgerCore
+from capsule_tasks.storage.runs.owners import Owners
 from capsule_tasks.storage.runs.replies import claim_of, pack, refusal, status_of, text_of, unpack
 from capsule_tasks.storage.runs.types import (
     ENDED,
@@ -66,6 +65,7 @@ class RunCore(LedgerCore):
         super().__init__(settings)
         self._location = location
         self.index = Index(settings)
+        self.owners = Owners(settings)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
 
     def create(
@@ -130,11 +130,9 @@ class RunCore(LedgerCore):
         check_bytes("the message", message, self.settings.max_snapshot_bytes)
         prefix, retry = self.settings.prefix, self.settings.retry
         session_id, keys = yield from self.locations.find(run_id)
-        left_s = yield from lease_left_s(incarnation, prefix, retry)
-        if not left_s:
-            raise LeaseMissing(incarnation) if left_s is None else LeaseLost(incarnation)
         # One id for all attempts: a repeat of the call means the attempt that was granted.
         name, steal = named("run_claim", operation_id), 0
+        hold = yield from self.owners.hold(incarnation, run_id, name)
         while True:
             call = scripts.run_claim.call(
                 keys,
@@ -147,13 +145,17 @@ class RunCore(LedgerCore):
             )
             reply = yield from call_script(call, self.settings.retry)
             if reply[0] == Code.DONE:
-                return claim_of(run_id, session_id, reply)
+                return claim_of(run_id, session_id, incarnation, hold, reply)
+            refused: Exception | None = None
             if reply[0] != Code.HELD or steal == int(reply[2]):
-                raise refusal(run_id, reply, tuple(readable))
-            owner, token = reply[1].decode(), int(reply[2])
-            if not owner or (yield from lease_left_s(owner, prefix, retry)):
-                raise RunClaimed(run_id, owner)
-            steal = token
+                refused = refusal(run_id, reply, tuple(readable))
+            else:
+                owner, steal = reply[1].decode(), int(reply[2])
+                if not owner or (yield from lease_left_s(owner, prefix, retry)):
+                    refused = RunClaimed(run_id, owner)
+            if refused is not None:
+                yield from self.owners.drop(incarnation, hold)
+                raise refused
 
     def commit(
         self,
@@ -224,6 +226,9 @@ class RunCore(LedgerCore):
             raise core.refusal(reply, "commit")
         if reply[0] != Code.DONE:
             raise refusal(claim.run_id, reply)
+        status = status_of(reply[2])
+        if status != "running":
+            yield from self.owners.drop(claim.owner, claim.hold)
         after = replace(
             claim,
             revision=int(reply[1]),
@@ -235,20 +240,15 @@ class RunCore(LedgerCore):
             updated_us=int(reply[4]),
             journal={},
         )
-        return Committed(after, status_of(reply[2]))
+        return Committed(after, status)
 
     def release(self, claim: Claim, *, operation_id: str | None = None) -> Operation[Status]:
         """Queue a run as it was last committed; RunClaimLost if its owner has lost the claim."""
         check_claim(claim)
-        keys = self.locations.keys(claim.session_id, claim.run_id)
-        call = scripts.run_release.call(
-            keys,
-            operation_id=named("run_release", operation_id),
-            ttl_ms=self._ttl_ms,
-            token=claim.token,
-        )
-        reply = yield from self._done(claim.run_id, call)
-        return status_of(reply[1])
+        name = named("run_release", operation_id)
+        status, _ = yield from self._released(claim.run_id, claim.session_id, claim.token, name)
+        yield from self.owners.drop(claim.owner, claim.hold)
+        return status
 
     def cancel(
         self, run_id: str, *, by: str = "somebody", operation_id: str | None = None
@@ -297,6 +297,19 @@ class RunCore(LedgerCore):
             result=reply[14],
             error=reply[15],
         )
+
+    def _released(
+        self, run_id: str, session_id: str, token: int, operation: str
+    ) -> Operation[tuple[Status, int]]:
+        """The status of a run without the owner that had this token, and when it changed."""
+        call = scripts.run_release.call(
+            self.locations.keys(session_id, run_id),
+            operation_id=operation,
+            ttl_ms=self._ttl_ms,
+            token=token,
+        )
+        reply = yield from self._done(run_id, call)
+        return status_of(reply[1]), int(reply[2])
 
     def _park(
         self,

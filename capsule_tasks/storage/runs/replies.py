@@ -62,7 +62,7 @@ _REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
 """The error that each code means, for a run or for one of its calls."""
 
 
-def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:
+def claim_of(run_id: str, session_id: str, owner: str, hold: bytes, reply: Reply) -> Claim:
     _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply[:10]
     message, journal = reply[10:]
     return Claim(
@@ -78,6 +78,8 @@ def claim_of(run_id: str, session_id: str, reply: Reply) -> Claim:
         cancelled_by=text_of(cancel),
         updated_us=int(updated),
         message=message,
+        owner=owner,
+        hold=hold,
         journal={
             key.decode(): value for key, value in zip(journal[::2], journal[1::2], strict=True)
         },

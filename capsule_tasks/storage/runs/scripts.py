@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capsule_tasks.storage.keys import ApprovalKeys, CallKeys, RunKeys
+from capsule_tasks.storage.keys import ApprovalKeys, CallKeys, OwnerKeys, RunKeys
 from capsule_tasks.storage.scripts import Argument, script
 
 
@@ -154,6 +154,20 @@ def approvals_due(keys: ApprovalKeys, *, count: int) -> None: ...
 
 @script("runs/approvals_postpone")
 def approvals_postpone(keys: ApprovalKeys, *, member: bytes, at_ms: int, min_ms: int) -> None: ...
+
+
+@script("runs/owners")
+def run_owners(
+    owners: str, *, owner: str, in_ms: int, ttl_ms: int, max_due: int, incarnations: Sequence[str]
+) -> None: ...
+
+
+@script("runs/hold")
+def run_hold(keys: OwnerKeys, *, ttl_ms: int, count: int, holds: Sequence[bytes]) -> None: ...
+
+
+@script("runs/held")
+def run_held(keys: OwnerKeys, *, count: int, holds: Sequence[bytes]) -> None: ...
 
 
 @script("runs/locate")

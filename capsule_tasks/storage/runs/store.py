@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import cached_property
 
 from capsule_tasks.settings import LeaseSettings, RunSettings
@@ -9,6 +12,8 @@ from capsule_tasks.storage import facades
 from capsule_tasks.storage.leases import LeaseCore
 from capsule_tasks.storage.runs.approvals import ApprovalCore
 from capsule_tasks.storage.runs.core import RunCore
+from capsule_tasks.storage.runs.keeping import KeeperCore
+from capsule_tasks.storage.runs.kept_leases import kept, kept_blocking
 
 
 class _Lease(facades.Facade[facades.Target]):
@@ -32,9 +37,21 @@ class _Lease(facades.Facade[facades.Target]):
 class Lease(_Lease[facades.AsyncTarget], facades.AsyncFacade):
     """The one lease of one incarnation of a worker on one Redis: that of what it guards."""
 
+    def keep(self) -> AbstractAsyncContextManager[asyncio.Event]:
+        """Hold the lease while a block runs: acquire, renew, and release it in the end.
+
+        The event is set once the lease is lost. The lease outlives pauses of the event loop of up
+        to two thirds of its time, and faults of Redis that end before it lapses.
+        """
+        return kept(self)
+
 
 class SyncLease(_Lease[facades.SyncTarget], facades.SyncFacade):
     """The one lease of one incarnation of a worker on one Redis: that of what it guards."""
+
+    def keep(self) -> AbstractContextManager[threading.Event]:
+        """As `Lease.keep`; a thread renews the lease."""
+        return kept_blocking(self)
 
 
 class _Approvals(facades.Facade[facades.Target]):
@@ -61,7 +78,7 @@ class SyncApprovals(_Approvals[facades.SyncTarget], facades.SyncFacade):
 class _RunStore(facades.Facade[facades.Target]):
     def __init__(self, redis: facades.Target, *, settings: RunSettings | None = None) -> None:
         super().__init__(redis)
-        self.core = RunCore(settings or RunSettings(), self.store.location)
+        self.core = KeeperCore(settings or RunSettings(), self.store.location)
 
     create = facades.Method(RunCore.create)
     claim = facades.Method(RunCore.claim)
@@ -72,6 +89,8 @@ class _RunStore(facades.Facade[facades.Target]):
     start_calls = facades.Method(RunCore.start_calls)
     finish_calls = facades.Method(RunCore.finish_calls)
     journal = facades.Method(RunCore.journal)
+    requeue = facades.Method(KeeperCore.requeue)
+    requeue_lapsed = facades.Method(KeeperCore.requeue_lapsed)
 
 
 class RunStore(_RunStore[facades.AsyncTarget], facades.AsyncFacade):

@@ -103,6 +103,9 @@ class Claim:
     updated_us: int
     message: bytes = field(default=b"", repr=False)
     """The message that brings the run to a worker."""
+    owner: str = ""
+    hold: bytes = field(default=b"", repr=False)
+    """The record that the owner has the run."""
     journal: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Replies of models in the turn that comes next, which an owner before recorded."""
 
@@ -143,6 +146,26 @@ class Sweep:
     """The result of `expire_due`, and when to call it again; None: after the next request."""
 
     expired: list[Expired]
+    next_in_s: float | None
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """A run whose owner is gone; whoever is told of it sends a message for the run.
+
+    A run that was to be cancelled is `cancelled` in place of `queued`, and needs the message too.
+    """
+
+    run_id: str
+    status: Status
+    updated_us: int
+
+
+@dataclass(frozen=True)
+class RequeueSweep:
+    """The result of `requeue_lapsed`, and when to call it again; None: once a run is claimed."""
+
+    requeued: list[Requeued]
     next_in_s: float | None
 
 

@@ -59,6 +59,7 @@ class Scene:
         over = self.claimed("over")
         self.runs.commit(over, b"o", turn=1, status="completed")
         self.make("queued")
+        self.runs.release(self.runs.claim("queued", "w2"))
 
     def make(self, run_id: str) -> None:
         self.runs.create(run_id, "user-42", b"new", schema="1.2", agent="a")

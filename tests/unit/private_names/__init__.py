@@ -13,9 +13,10 @@ from __future__ import annotations
 from tests.unit.private_names.billiard import BILLIARD
 from tests.unit.private_names.celery import CELERY
 from tests.unit.private_names.kombu import KOMBU
+from tests.unit.private_names.openai_agents import OPENAI_AGENTS
 from tests.unit.private_names.redis import REDIS
 from tests.unit.private_names.standard_library import STANDARD_LIBRARY
 
-NAMES = (*CELERY, *KOMBU, *BILLIARD, *REDIS, *STANDARD_LIBRARY)
+NAMES = (*CELERY, *KOMBU, *BILLIARD, *REDIS, *OPENAI_AGENTS, *STANDARD_LIBRARY)
 
 __all__ = ["NAMES"]

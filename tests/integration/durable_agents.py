@@ -1,0 +1,205 @@
+"""Agents of openai-agents with effects, as the tests of durable runs drive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agents import (
+    Agent,
+    AgentHooks,
+    ApplyPatchTool,
+    CustomTool,
+    RunHooks,
+    Runner,
+    ShellTool,
+    SQLiteSession,
+    function_tool,
+    set_tracing_disabled,
+)
+
+from capsule_tasks import History
+from capsule_tasks.durable import RunDriver, RunEvent, RunStop
+from capsule_tasks.openai_agents import OpenAIEngine
+from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage import RunStore
+from capsule_tasks.storage.runs.types import ENDED
+from tests.agents_script import StatelessModel, calls, says
+from tests.integration.openai_tools import custom_call, patch_call, shell_call
+
+set_tracing_disabled(True)
+
+Effect = Callable[[str], None]
+
+
+def brief(items: list[Any]) -> list[tuple[Any, ...]]:
+    """What a history has, without what models and the SDK choose freely."""
+    return [
+        (item.get("type") or item.get("role"), item.get("call_id"), item.get("output"))
+        for item in items
+    ]
+
+
+@function_tool
+async def look(what: str) -> str:
+    return f"saw {what}"
+
+
+LOOK = calls("look", '{"what": "door"}', "c1")
+
+
+async def alone(agent: Agent[Any], given: Any = "go", **options: Any) -> tuple[Any, list[Any]]:
+    """The same run by the SDK alone: its final output and the items of its session."""
+    session = SQLiteSession("alone")
+    result = await Runner.run(agent, given, session=session, **options)
+    while result.interruptions:
+        state = result.to_state()
+        for item in state.get_interruptions():
+            state.approve(item)
+        result = await Runner.run(agent, state, session=session, **options)
+    items = await session.get_items()
+    session.close()
+    return result.final_output, brief(items)
+
+
+class Log(RunHooks[Any]):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    async def on_agent_start(self, context: Any, agent: Any) -> None:
+        self.lines.append(f"start {agent.name}")
+
+    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
+        self.lines.append(f"{from_agent.name} to {to_agent.name}")
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        self.lines.append(tool.name)
+
+
+class AgentLog(AgentHooks[Any]):
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    async def on_start(self, context: Any, agent: Any) -> None:
+        self.lines.append(f"hook of {agent.name}")
+
+
+def relay(log: Log) -> Agent[Any]:
+    second = Agent(
+        name="second", model=StatelessModel([LOOK], [says("done")]), tools=[look],
+        hooks=AgentLog(log.lines),
+    )  # fmt: skip
+    model = StatelessModel([calls("look", '{"what": "x"}', "c0")],
+                           [calls("transfer_to_second", "{}", "h")])  # fmt: skip
+    return Agent(
+        name="first", model=model, tools=[look], handoffs=[second], hooks=AgentLog(log.lines)
+    )
+
+
+def office(effect: Effect, on_call: Callable[[], None] = lambda: None) -> Agent[Any]:
+    """Two agents with a handoff; the second one asks a third, who needs an approval to pay."""
+
+    @function_tool
+    async def look(what: str) -> str:
+        effect(f"look {what}")
+        return f"saw {what}"
+
+    @function_tool(needs_approval=True)
+    async def pay(euros: int) -> str:
+        effect(f"pay {euros}")
+        return f"paid {euros}"
+
+    async def shell(request: Any) -> str:
+        effect(" ".join(request.data.action.commands))
+        return "ran"
+
+    async def query(_: Any, given: str) -> str:
+        effect(f"query {given}")
+        return "found"
+
+    class Editor:
+        async def delete_file(self, operation: Any) -> None:
+            effect(f"delete {operation.path}")
+
+    def model(*turns: list[Any]) -> StatelessModel:
+        return StatelessModel(*turns, on_call=on_call)
+
+    clerk = Agent(
+        name="clerk",
+        model=model(
+            [calls("look", '{"what": "bill"}', "c_bill")],
+            [calls("pay", '{"euros": 5}', "c_pay")],
+            [says("paid it")],
+        ),
+        tools=[look, pay],
+    )
+    desk = Agent(
+        name="desk",
+        model=model(
+            [calls("ask_clerk", '{"input": "pay"}', "c_ask")],
+            [shell_call("c_shell", "ls"), custom_call("c_query", "x"), patch_call("c_del", "f")],
+            [says("all done")],
+        ),
+        tools=[
+            clerk.as_tool("ask_clerk", "Ask."),
+            ShellTool(executor=shell, needs_approval=True),
+            CustomTool(
+                name="query",
+                description="Query.",
+                on_invoke_tool=query,
+                needs_approval=True,
+                format={"type": "text"},
+            ),
+            ApplyPatchTool(editor=Editor(), needs_approval=True),  # type: ignore[arg-type]
+        ],
+    )
+    return Agent(
+        name="front",
+        model=model(
+            [
+                calls("look", '{"what": "door"}', "c_door"),
+                calls("look", '{"what": "desk"}', "c_desk"),
+            ],
+            [calls("transfer_to_desk", "{}", "c_hand")],
+        ),
+        tools=[look],
+        handoffs=[desk],
+    )
+
+
+class Runs:
+    """Drives runs of one engine, and decides what waits."""
+
+    def __init__(self, store: RunStore, engine: OpenAIEngine, worker: str = "w1") -> None:
+        self.store = store
+        self.engine = engine
+        self.events: list[RunEvent] = []
+        self._worker = worker
+
+    async def start(self, given: Any = "go", run_id: str = "r", context: Any = None) -> None:
+        snapshot, schema, agent = self.engine.first(given, context)
+        await self.store.create(run_id, run_id, snapshot, schema=schema, agent=agent)
+
+    async def drive(self, run_id: str = "r") -> RunStop:
+        driver = RunDriver(self.store, self._worker)
+        return await driver.drive(run_id, self.engine, publish=self.events.append)
+
+    async def approve_all(self, run_id: str = "r") -> list[str]:
+        """Approve each call that waits; their tools and arguments, as people see them."""
+        pending = (await self.store.read(run_id)).pending
+        for call in pending:
+            await self.store.approvals.approve(run_id, call.call_id)
+        return [f"{call.tool} {call.arguments}" for call in pending]
+
+    async def to_end(self, run_id: str = "r") -> str:
+        """Drive a run and approve what waits until it ends; its status."""
+        while (status := (await self.store.read(run_id)).status) not in ENDED:
+            if status == "interrupted":
+                await self.approve_all(run_id)
+            else:
+                await self.drive(run_id)
+        return status
+
+    async def items(self, run_id: str = "r") -> list[Any]:
+        settings = HistorySettings(prefix=self.store.core.settings.prefix)
+        return await History(run_id, self.store.store, settings=settings).get_items()

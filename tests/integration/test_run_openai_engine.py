@@ -1,0 +1,267 @@
+"""Agents of openai-agents as durable runs, one turn at a time, compared with the SDK alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from agents import (
+    Agent,
+    Computer,
+    ComputerTool,
+    FunctionTool,
+    LocalShellTool,
+    ModelProvider,
+    RunConfig,
+    function_tool,
+)
+from agents.mcp import MCPServer
+from mcp.types import CallToolResult, TextContent, Tool
+from openai.types.responses import ResponseComputerToolCall
+from openai.types.responses.response_output_item import LocalShellCall
+
+from capsule_tasks.openai_agents import OpenAIEngine
+from capsule_tasks.storage import RunStore
+from tests.agents_script import ScriptedModel, StatelessModel, calls, says
+from tests.integration.durable_agents import LOOK, Log, Runs, alone, brief, look, office, relay
+
+
+async def test_a_run_does_what_the_agent_alone_does(store: RunStore) -> None:
+    done: list[str] = []
+    done_alone: list[str] = []
+    runs = Runs(store, OpenAIEngine(office(done.append)))
+    await runs.start()
+    assert await runs.to_end() == "completed"
+    output, items = await alone(office(done_alone.append))
+    assert (await store.read("r")).result == json.dumps(output).encode()
+    assert sorted(brief(await runs.items()), key=str) == sorted(items, key=str)
+    assert sorted(done) == sorted(done_alone)
+
+
+async def test_people_see_what_will_be_executed(store: RunStore) -> None:
+    runs = Runs(store, OpenAIEngine(office(print)))
+    await runs.start()
+    assert (await runs.drive()).status == "interrupted"
+    assert await runs.approve_all() == ['bare:pay {"euros": 5}']
+    assert (await runs.drive()).status == "interrupted"
+    assert sorted(await runs.approve_all()) == [
+        'apply_patch:apply_patch {"path": "f", "type": "delete_file"}',
+        "custom:query x",
+        'shell:shell {"commands": ["ls"]}',
+    ]
+
+
+async def test_a_rejection_reaches_the_model(store: RunStore) -> None:
+    done: list[str] = []
+    runs = Runs(store, OpenAIEngine(office(done.append)))
+    await runs.start()
+    await runs.drive()
+    await store.approvals.reject("r", "c_pay", message="not today")
+    await runs.drive()
+    assert "pay 5" not in done
+    assert (await store.read("r")).status == "interrupted"  # the clerk said something all the same
+
+
+async def test_a_standing_approval_holds_for_later_calls(store: RunStore) -> None:
+    done: list[int] = []
+
+    @function_tool(needs_approval=True)
+    async def pay(euros: int) -> str:
+        done.append(euros)
+        return "paid"
+
+    model = StatelessModel(
+        [calls("pay", '{"euros": 1}', "p1")], [calls("pay", '{"euros": 2}', "p2")], [says("done")]
+    )
+    runs = Runs(store, OpenAIEngine(Agent(name="a", model=model, tools=[pay])))
+    await runs.start()
+    await runs.drive()
+    await store.approvals.approve("r", "p1", always=True)
+    assert (await runs.drive()).status == "completed"
+    assert done == [1, 2]
+
+
+async def test_hooks_and_events_tell_of_each_agent_once(store: RunStore) -> None:
+    log, log_alone = Log(), Log()
+    runs = Runs(store, OpenAIEngine(relay(log), hooks=log))
+    await runs.start()
+    await runs.drive()
+    await alone(relay(log_alone), hooks=log_alone)
+    assert sorted(log.lines) == sorted(log_alone.lines)
+    updates = [e.agent for e in runs.events if e.kind == "agent_updated_stream_event"]
+    assert updates == ["first", "second"]
+
+
+async def test_events_of_the_model_are_streamed(store: RunStore) -> None:
+    runs = Runs(store, OpenAIEngine(Agent(name="a", model=ScriptedModel(says("hello")))))
+    await runs.start()
+    await runs.drive()
+    raw = [e.data["type"] for e in runs.events if e.kind == "raw_response_event"]
+    assert raw == ["response.created", "response.output_item.done", "response.completed"]
+    items = [e.data["name"] for e in runs.events if e.kind == "run_item_stream_event"]
+    assert items == ["message_output_created"]
+
+
+# --- what a run is made of -----------------------------------------------------------------------
+
+
+async def test_the_context_is_kept_over_turns_and_processes(store: RunStore) -> None:
+    @dataclasses.dataclass
+    class Basket:
+        count: int
+
+    async def count(ctx: Any, _: str) -> str:
+        ctx.context.count += 1
+        return str(ctx.context.count)
+
+    tool = FunctionTool(
+        name="count", description="Count.", params_json_schema={}, on_invoke_tool=count,
+        strict_json_schema=False, needs_approval=True,
+    )  # fmt: skip
+    model = StatelessModel(
+        [calls("count", "{}", "c1")], [calls("count", "{}", "c2")], [says("done")]
+    )
+    engine = OpenAIEngine(
+        Agent(name="a", model=model, tools=[tool]),
+        context_serializer=dataclasses.asdict,
+        context_deserializer=lambda data: Basket(**data),
+    )
+    runs = Runs(store, engine)
+    await runs.start(context=Basket(40))
+    assert await runs.to_end() == "completed"
+    assert [item[2] for item in brief(await runs.items())] == [None, None, "41", None, "42", None]
+
+
+async def test_a_session_s_history_is_given_to_the_model(store: RunStore) -> None:
+    model = ScriptedModel(says("first"), says("second"))
+    engine = OpenAIEngine(Agent(name="a", model=model))
+    runs = Runs(store, engine)
+    for run_id in ("r1", "r2"):
+        snapshot, schema, agent = engine.first(f"question {run_id}")
+        await store.create(run_id, "r", snapshot, schema=schema, agent=agent)
+        await runs.drive(run_id)
+    said = [str(item.get("content")) for item in model.asked[1]]
+    assert [text in line for text, line in zip(("r1", "first", "r2"), said, strict=True)] == [
+        True,
+        True,
+        True,
+    ]
+
+
+async def test_tools_of_mcp_servers_go_through_the_ledger(store: RunStore) -> None:
+    done: list[Any] = []
+
+    class Server(MCPServer):
+        name = "shop"
+
+        async def connect(self) -> None: ...
+
+        async def cleanup(self) -> None: ...
+
+        async def list_tools(self, *_: Any) -> list[Tool]:
+            return [Tool(name="buy", inputSchema={"type": "object", "properties": {}})]
+
+        async def call_tool(self, tool_name: str, arguments: Any, *_: Any) -> CallToolResult:
+            done.append(tool_name)
+            return CallToolResult(content=[TextContent(type="text", text="bought")])
+
+        async def list_prompts(self) -> Any: ...
+
+        async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
+
+    model = StatelessModel([calls("buy", "{}", "c1")], [says("done")])
+    runs = Runs(store, OpenAIEngine(Agent(name="a", model=model, mcp_servers=[Server()])))
+    await runs.start()
+    starts: list[str] = []
+    start_calls = store.start_calls
+
+    async def watched(claim: Any, planned: Any) -> Any:
+        starts.extend(call.call_id for call in planned)
+        return await start_calls(claim, planned)
+
+    store.start_calls = watched  # type: ignore[method-assign]
+    assert (await runs.drive()).status == "completed"
+    assert (done, starts) == (["buy"], ["c1"])
+    assert "bought" in json.dumps(await runs.items())
+
+
+async def test_shells_and_computers_go_through_the_ledger(store: RunStore) -> None:
+    done: list[str] = []
+
+    class Screen(Computer):
+        def screenshot(self) -> str:
+            return "cGljdHVyZQ=="
+
+        def click(self, x: int, y: int, button: str) -> None:
+            done.append(f"click {x} {y}")
+
+    Screen.__abstractmethods__ = frozenset()  # the others are not asked for
+
+    async def execute(request: Any) -> str:
+        done.append(" ".join(request.data.action.command))
+        return "ran"
+
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    shell = LocalShellCall.model_validate(
+        {"type": "local_shell_call", "id": "s", "call_id": "c1", "status": "completed",
+         "action": action}
+    )  # fmt: skip
+    click = ResponseComputerToolCall.model_validate(
+        {"type": "computer_call", "id": "k", "call_id": "c2", "status": "completed",
+         "pending_safety_checks": [],
+         "action": {"type": "click", "x": 1, "y": 2, "button": "left"}}
+    )  # fmt: skip
+    agent = Agent(
+        name="a",
+        model=StatelessModel([shell], [click], [says("done")]),
+        tools=[LocalShellTool(executor=execute), ComputerTool(computer=Screen())],  # type: ignore[abstract]
+    )
+    runs = Runs(store, OpenAIEngine(agent))
+    await runs.start()
+    starts: list[str] = []
+    start_calls = store.start_calls
+
+    async def watched(claim: Any, planned: Any) -> Any:
+        starts.extend(call.call_id for call in planned)
+        return await start_calls(claim, planned)
+
+    store.start_calls = watched  # type: ignore[method-assign]
+    stop = await runs.drive()
+    assert stop.status == "completed", stop
+    assert (done, starts) == (["ls", "click 1 2"], ["c1", "c2"])
+
+
+async def test_one_provider_outlives_the_turns(store: RunStore) -> None:
+    class Provider(ModelProvider):
+        closed = 0
+
+        def __init__(self) -> None:
+            self.model = StatelessModel([LOOK], [says("done")])
+
+        def get_model(self, model_name: str | None) -> Any:
+            return self.model
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    provider = Provider()
+    config = RunConfig(model_provider=provider)
+    engine = OpenAIEngine(Agent(name="a", model="any", tools=[look]), run_config=config)
+    runs = Runs(store, engine)
+    await runs.start()
+    assert (await runs.drive()).status == "completed"
+    assert provider.closed == 0
+    await engine.aclose()
+    assert provider.closed == 1
+
+
+async def test_a_prepared_agent_does_what_it_did_outside_of_runs() -> None:
+    done: list[str] = []
+    agent = office(done.append)
+    OpenAIEngine(agent)
+    OpenAIEngine(agent)  # prepared twice
+    output, items = await alone(agent)
+    assert output == "all done"
+    assert len(done) == 7
+    assert sorted(items, key=str) == sorted((await alone(office(print)))[1], key=str)

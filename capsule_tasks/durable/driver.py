@@ -191,7 +191,8 @@ class _Drive:
         )
         self.claim = done.claim
         self._journal = {}
-        self._tell("turn", end.agent, {"turn": claim.turn + 1, "status": done.status})
+        about = {"turn": claim.turn + 1, "status": done.status, "usage": end.usage}
+        self._tell("turn", end.agent, about)
         return done
 
     async def _park_for(self, settle: tuple[ApprovalRequest, ...]) -> RunStop:

@@ -114,6 +114,8 @@ class TurnEnd:
     output: Any = None
     """The run's output, of types that JSON has."""
     failure: RunFailure | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    """What the run's models have used in all its turns, if the engine knows it."""
     live: Any = None
 
 

@@ -193,6 +193,12 @@ class OpenAIEngine:
         state = result.to_state()
         data = state.to_json(context_serializer=self._serializer)
         snapshot = msgspec.json.encode(data, enc_hook=_plain)
+        spent = result.context_wrapper.usage
+        usage = {
+            "requests": spent.requests,
+            "input_tokens": spent.input_tokens,
+            "output_tokens": spent.output_tokens,
+        }
         if result.interruptions:
             parts = parked_openai(snapshot, limits=self._limits)
             return TurnEnd(
@@ -202,13 +208,16 @@ class OpenAIEngine:
                 "interrupted",
                 items=session.added,
                 approval_requests=parts.approval_requests,
+                usage=usage,
             )
         schema = f"{OPENAI_SCHEMA}{data['$schemaVersion']}"
         agent = AgentId(result.current_agent.name).text
         if result.final_output is None and state._current_step is not None:
-            return TurnEnd(snapshot, schema, agent, items=session.added, live=state)
+            return TurnEnd(snapshot, schema, agent, items=session.added, usage=usage, live=state)
         output = _plain_output(result.final_output)
-        return TurnEnd(snapshot, schema, agent, "completed", items=session.added, output=output)
+        return TurnEnd(
+            snapshot, schema, agent, "completed", session.added, output=output, usage=usage
+        )
 
     def _failed(self, claim: Claim, session: BufferedSession, failure: RunFailure) -> TurnEnd:
         return TurnEnd(
@@ -270,7 +279,7 @@ async def _stopped(result: Any) -> None:
         return
     if not result.is_complete:
         result.cancel()
-    with suppress(BaseException):
+    with suppress(asyncio.CancelledError):  # a second cancel; the first one is on its way
         await asyncio.wait({task})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from hashlib import sha256
 from typing import Any
 
@@ -58,11 +59,12 @@ class JournaledModel(Model):
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         turn = current_turn()
         if turn is None:
-            stream = self.inner.stream_response(*args, **kwargs)
+            stream: Any = self.inner.stream_response(*args, **kwargs)
         else:
             stream = _journaled_stream(turn, self.inner, args, kwargs)
-        async for event in stream:
-            yield event
+        async with _closing(stream):
+            async for event in stream:
+                yield event
 
 
 async def _journaled_stream(
@@ -81,18 +83,25 @@ async def _journaled_stream(
         )
         return
     done: list[Any] = []
+    stream: Any = model.stream_response(*args, **kwargs)
     try:
-        async for event in model.stream_response(*args, **kwargs):
-            if isinstance(event, ResponseOutputItemDoneEvent):
-                done.append(event.item)
-            if isinstance(event, ResponseCompletedEvent):
-                # Some servers send the items in events of their own only.
-                event.response.output = event.response.output or done
-                await call.record(_stored(event.response))
-            yield event
+        async with _closing(stream):
+            async for event in stream:
+                if isinstance(event, ResponseOutputItemDoneEvent):
+                    done.append(event.item)
+                if isinstance(event, ResponseCompletedEvent):
+                    # Some servers send the items in events of their own only.
+                    event.response.output = event.response.output or done
+                    await call.record(_stored(event.response))
+                yield event
     except Exception as error:
         turn.causes.of_models.append(error)
         raise
+
+
+def _closing(stream: Any) -> AbstractAsyncContextManager[Any]:
+    """Close a stream that is left early: a generator of the user's may hold a connection."""
+    return aclosing(stream) if hasattr(stream, "aclose") else nullcontext()
 
 
 def _stored(response: Response) -> bytes:

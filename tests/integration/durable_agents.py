@@ -200,6 +200,9 @@ class Runs:
                 await self.drive(run_id)
         return status
 
-    async def items(self, run_id: str = "r") -> list[Any]:
+    def history(self, run_id: str) -> History:
         settings = HistorySettings(prefix=self.store.core.settings.prefix)
-        return await History(run_id, self.store.store, settings=settings).get_items()
+        return History(run_id, self.store.store, settings=settings)
+
+    async def items(self, run_id: str = "r") -> list[Any]:
+        return await self.history(run_id).get_items()

@@ -6,13 +6,16 @@ import dataclasses
 import json
 from typing import Any
 
+import pytest
 from agents import (
     Agent,
     Computer,
     ComputerTool,
     FunctionTool,
+    GuardrailFunctionOutput,
     LocalShellTool,
     ModelProvider,
+    OutputGuardrail,
     RunConfig,
     function_tool,
 )
@@ -22,6 +25,7 @@ from openai.types.responses import ResponseComputerToolCall
 from openai.types.responses.response_output_item import LocalShellCall
 
 from capsule_tasks.openai_agents import OpenAIEngine
+from capsule_tasks.openai_agents.session import BufferedSession
 from capsule_tasks.storage import RunStore
 from tests.agents_script import ScriptedModel, StatelessModel, calls, says
 from tests.integration.durable_agents import LOOK, Log, Runs, alone, brief, look, office, relay
@@ -101,6 +105,7 @@ async def test_events_of_the_model_are_streamed(store: RunStore) -> None:
     assert raw == ["response.created", "response.output_item.done", "response.completed"]
     items = [e.data["name"] for e in runs.events if e.kind == "run_item_stream_event"]
     assert items == ["message_output_created"]
+    assert runs.events[-1].data["usage"].keys() == {"requests", "input_tokens", "output_tokens"}
 
 
 # --- what a run is made of -----------------------------------------------------------------------
@@ -265,3 +270,52 @@ async def test_a_prepared_agent_does_what_it_did_outside_of_runs() -> None:
     assert output == "all done"
     assert len(done) == 7
     assert sorted(items, key=str) == sorted((await alone(office(print)))[1], key=str)
+
+
+async def test_what_others_append_meanwhile_is_kept_and_harms_no_turn(store: RunStore) -> None:
+    """Also behind an output guardrail, where the SDK compares the session before and after."""
+
+    async def append(what: str) -> None:
+        await runs.history("r").add_items([{"role": "user", "content": what}])
+
+    @function_tool(needs_approval=True)
+    async def pay(euros: int) -> str:
+        await append("during the turn")
+        return f"paid {euros}"
+
+    async def passes(*_: Any) -> GuardrailFunctionOutput:
+        await append("during the check")
+        return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
+
+    model = StatelessModel([calls("pay", '{"euros": 1}', "p1")], [says("done")])
+    rails: list[Any] = [OutputGuardrail(passes)]
+    agent = Agent(name="a", model=model, tools=[pay], output_guardrails=rails)
+    runs = Runs(store, OpenAIEngine(agent))
+    await runs.start()
+    assert (await runs.drive()).status == "interrupted"
+    await append("while it waits")
+    assert await runs.to_end() == "completed"
+    found = [item.get("content") or item.get("type") for item in await runs.items()]
+    texts = ["go", "while it waits", "during the turn", "during the check"]
+    assert sorted(each for each in found if each in texts) == sorted(texts)
+    kinds = [item[0] for item in brief(await runs.items()) if item[0] != "user"]
+    assert kinds == ["function_call", "function_call_output", "message"]
+
+
+async def test_a_turn_sees_the_history_as_it_was_at_first(store: RunStore) -> None:
+    runs = Runs(store, OpenAIEngine(Agent(name="a", model=ScriptedModel())))
+    history = runs.history("r")
+    await history.add_items([{"n": number} for number in range(5)])
+    session = BufferedSession(history)
+    assert [item["n"] for item in await session.get_items(2)] == [3, 4]
+    await history.add_items([{"n": 5}, {"n": 6}])
+    await session.add_items([{"n": "new"}])
+    assert [item["n"] for item in await session.get_items(3)] == [3, 4, "new"]
+    assert [item["n"] for item in await session.get_items()] == [0, 1, 2, 3, 4, "new"]
+    assert await session.get_items(0) == []
+    assert await session.pop_item() == {"n": "new"}
+    assert await session.pop_item() is None
+    await history.clear_session()
+    assert await session.get_items() == []
+    with pytest.raises(NotImplementedError, match=r"History\.clear_session"):
+        await session.clear_session()

@@ -22,6 +22,7 @@ from capsule_tasks.durable.engine import (
     TurnWork,
 )
 from capsule_tasks.durable.ledger import TurnStopped
+from capsule_tasks.durable.settling import settle
 
 __all__ = [
     "Engine",
@@ -37,4 +38,5 @@ __all__ = [
     "TurnEnd",
     "TurnStopped",
     "TurnWork",
+    "settle",
 ]

@@ -133,7 +133,7 @@ class _Drive:
         while True:
             if self.claim.cancelled_by:
                 return await self._cancelled()
-            ledger = TurnLedger(self._store, self.claim, self._journal)
+            ledger = TurnLedger(self._store, self.claim, self._journal, self._engine.encoded)
             end = await self._turn(ledger, live, turn_timeout_s)
             self._report_unused(ledger, end)
             if ledger.error is not None:

@@ -138,3 +138,7 @@ class Engine(Protocol):
     def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
         """The calls that wait for a decision in the snapshot of a claim, decided or not."""
         ...
+
+    def encoded(self, output: Any) -> bytes:
+        """The output of a tool call as the ledger keeps it; a person gives it as JSON."""
+        ...

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.durable.engine import ModelCall, RunFailure, ToolCall, ToolOutcome
+from capsule_tasks.durable.settling import request_to_settle, settlement
 from capsule_tasks.errors import CallerError, CapsuleError
 from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall
 
@@ -37,10 +39,18 @@ class TurnLedger:
     The first reason to stop stays: everything that the turn asks for later is refused as well.
     """
 
-    def __init__(self, store: RunStore, claim: Claim, journal: dict[str, bytes]) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        claim: Claim,
+        journal: dict[str, bytes],
+        encode: Callable[[Any], bytes],
+    ) -> None:
+        """`encode` makes the bytes of an output that a person has given."""
         self._store = store
         self._claim = claim
         self._journal = journal
+        self._encode = encode
         self._asked = Counter[str]()
         self._unused = set(journal)
         self.cancelled_by: str | None = None
@@ -89,9 +99,28 @@ class TurnLedger:
         if start.state == "finished":
             return ToolOutcome(start.output or b"")
         self._check()  # also what a call of the same turn found out meanwhile
-        if start.state == "uncertain":
-            return self._uncertain(call)
-        return await self._made(call, make)
+        if start.state == "go":
+            return await self._made(call, make)
+        if call.on_uncertain == "park" and start.started_at is not None:
+            return await self._settled(call, start.started_at, make)
+        return self._uncertain(call)
+
+    async def _settled(
+        self, call: ToolCall, started_at: datetime, make: Callable[[], Awaitable[bytes]]
+    ) -> ToolOutcome:
+        """Do with an uncertain call what people have decided about it, or have them asked."""
+        request = request_to_settle(call, round(started_at.timestamp() * 1000))
+        found = settlement(request, self._claim.decisions)
+        if found is None:
+            self.to_settle[call.key] = request
+            raise TurnStopped(f"call {call.key!r} of {call.tool} has to be settled")
+        if found.verdict == "again":
+            return await self.tool_call(replace(call, on_uncertain="retry"), make)
+
+        async def output() -> bytes:
+            return self._encode(found.output)
+
+        return await self._made(call, output)
 
     async def _made(self, call: ToolCall, make: Callable[[], Awaitable[bytes]]) -> ToolOutcome:
         output = await make()
@@ -103,19 +132,9 @@ class TurnLedger:
 
     def _uncertain(self, call: ToolCall) -> ToolOutcome:
         why = f"call {call.key!r} of {call.tool} was started, and whether it was made is unknown"
-        match call.on_uncertain:
-            case "tell":
-                return ToolOutcome(is_known=False)
-            case "fail":
-                self.failure = self.failure or RunFailure("uncertain", "EffectUncertain", why)
-            case _:
-                self.to_settle[call.key] = ApprovalRequest(
-                    call_id=call.key,
-                    tool=call.tool,
-                    agent=call.agent,
-                    fingerprint=call.fingerprint,
-                    arguments=call.arguments,
-                )
+        if call.on_uncertain == "tell":
+            return ToolOutcome(is_known=False)
+        self.failure = self.failure or RunFailure("uncertain", "EffectUncertain", why)
         raise TurnStopped(why)
 
     def _check(self) -> None:

@@ -41,10 +41,13 @@ class CurrentTurn:
     def key(self, call_id: str) -> str:
         """The id of a call in the ledger: different for calls with one id in different agents."""
         key = "/".join((*self.path, call_id))
-        if len(key.encode()) > MAX_ID_BYTES:
+        if len(key.encode()) > _MAX_KEY_BYTES:
             key = sha256(key.encode()).hexdigest()
         return key
 
+
+_MAX_KEY_BYTES = MAX_ID_BYTES - 64
+"""A request to settle a call has the key in its id."""
 
 _current: ContextVar[CurrentTurn | None] = ContextVar("capsule_current_turn", default=None)
 

@@ -32,6 +32,7 @@ from pydantic import TypeAdapter
 
 from capsule_tasks.durable import OnUncertain, RunFailure, TurnEnd, TurnWork
 from capsule_tasks.errors import InvalidRunState, InvalidSetting
+from capsule_tasks.openai_agents import outputs
 from capsule_tasks.openai_agents.current import Causes, CurrentTurn, lookup, working_for
 from capsule_tasks.openai_agents.events import Publisher
 from capsule_tasks.openai_agents.graph import prepare
@@ -114,6 +115,9 @@ class OpenAIEngine:
         if claim.schema == INPUT_SCHEMA:
             return ()
         return parked_openai(claim.snapshot, limits=self._limits).approval_requests
+
+    def encoded(self, output: Any) -> bytes:
+        return outputs.encoded(output)
 
     async def turn(self, work: TurnWork) -> TurnEnd:
         """Make one turn of the SDK: one model call and its tools, or the calls that were decided.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Container
 from typing import Any
 
 from agents import (
@@ -19,10 +20,11 @@ from agents import (
 )
 
 from capsule_tasks import History
-from capsule_tasks.durable import RunDriver, RunEvent, RunStop
+from capsule_tasks.durable import RunDriver, RunEvent, RunStop, settle
+from capsule_tasks.durable.settling import SETTLE
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.settings import HistorySettings
-from capsule_tasks.storage import RunStore
+from capsule_tasks.storage import PendingApproval, RunStore
 from capsule_tasks.storage.runs.types import ENDED
 from tests.agents_script import StatelessModel, calls, says
 from tests.integration.openai_tools import custom_call, patch_call, shell_call
@@ -167,10 +169,33 @@ def office(effect: Effect, on_call: Callable[[], None] = lambda: None) -> Agent[
     )
 
 
+def told_of(call: PendingApproval) -> tuple[str, Any]:
+    """The effect of a call of the office, and the output that its tool gives."""
+    about = json.loads(call.arguments) if call.arguments.startswith("{") else {}
+    match call.tool.removeprefix(SETTLE):
+        case "bare:look":
+            return f"look {about['what']}", f"saw {about['what']}"
+        case "bare:pay":
+            return f"pay {about['euros']}", f"paid {about['euros']}"
+        case "shell:shell":
+            return " ".join(about["commands"]), "ran"
+        case "custom:query":
+            return f"query {call.arguments}", "found"
+    return f"delete {about['path']}", None
+
+
 class Runs:
     """Drives runs of one engine, and decides what waits."""
 
-    def __init__(self, store: RunStore, engine: OpenAIEngine, worker: str = "w1") -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        engine: OpenAIEngine,
+        worker: str = "w1",
+        world: Callable[[], Container[str]] = list,
+    ) -> None:
+        """`world` says which effects there were."""
+        self.world = world
         self.store = store
         self.engine = engine
         self.events: list[RunEvent] = []
@@ -188,8 +213,17 @@ class Runs:
         """Approve each call that waits; their tools and arguments, as people see them."""
         pending = (await self.store.read(run_id)).pending
         for call in pending:
-            await self.store.approvals.approve(run_id, call.call_id)
+            if call.tool.startswith(SETTLE):
+                await self._settle(run_id, call)
+            else:
+                await self.store.approvals.approve(run_id, call.call_id)
         return [f"{call.tool} {call.arguments}" for call in pending]
+
+    async def _settle(self, run_id: str, call: PendingApproval) -> None:
+        """Say what became of a call, as a person who looks at the world."""
+        effect, output = told_of(call)
+        was_made = effect in self.world()
+        await settle(self.store, run_id, call.call_id, made=was_made, output=output)
 
     async def to_end(self, run_id: str = "r") -> str:
         """Drive a run and approve what waits until it ends; its status."""

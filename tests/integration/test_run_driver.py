@@ -22,8 +22,15 @@ from capsule_tasks.durable import (
     TurnEnd,
     TurnStopped,
     TurnWork,
+    settle,
 )
-from capsule_tasks.errors import InvalidRunState, RunClaimLost, UnreadableSchema
+from capsule_tasks.errors import (
+    AlreadyDecided,
+    InvalidRunState,
+    RunClaimLost,
+    UnknownCall,
+    UnreadableSchema,
+)
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall, RunStore, SyncRunStore
 from capsule_tasks.storage.runs.store import SyncLease
@@ -54,6 +61,9 @@ class ScriptedEngine:
     def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
         del claim
         return ()
+
+    def encoded(self, output: Any) -> bytes:
+        return str(output).encode()
 
     async def turn(self, work: TurnWork) -> TurnEnd:
         number = int(work.claim.snapshot)
@@ -284,8 +294,59 @@ async def test_an_uncertain_call_parks_the_run(store: RunStore, word: str) -> No
     stop = await uncertain(store, engine)
     assert (stop.status, engine.effects) == ("interrupted", [])
     record = await store.read("r")
-    assert [(call.call_id, call.tool) for call in record.pending] == [("a", "bare:a")]
+    assert [(call.call_id[-2:], call.tool) for call in record.pending] == [(":a", "settle:bare:a")]
     assert record.turn == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "output"),
+    [({"made": True, "output": "receipt 7"}, "receipt 7"), ({"made": False}, "a")],
+)
+async def test_a_call_is_settled_and_the_run_goes_on_within_its_turn(
+    store: RunStore, answer: dict[str, Any], output: str
+) -> None:
+    engine = ScriptedEngine([["model", "tool b", "tool a"]], on_uncertain="park")
+    await uncertain(store, engine)
+    request_id = (await store.read("r")).pending[0].call_id
+    assert (await settle(store, "r", "a", by="ann", **answer)).resume
+    with pytest.raises(AlreadyDecided):
+        await settle(store, "r", request_id, made=False)
+    stop = await RunDriver(store, "w1").drive("r", engine)
+    assert json.loads(stop.result) == ["reply 0", "b", output]
+    assert engine.asked == 1
+    assert engine.effects == (["b"] if answer["made"] else ["b", "a"])
+
+
+async def test_a_call_that_was_approved_is_asked_about_again_once_it_is_uncertain(
+    store: RunStore,
+) -> None:
+    """Neither its approval nor a standing one answers whether it was made."""
+    engine = ScriptedEngine([["tool a"]], on_uncertain="park")
+    call = ToolCall("a", "bare:a", "a", "{}")
+    request = ApprovalRequest(
+        call_id="a", tool="bare:a", agent="a", fingerprint=call.fingerprint, arguments="{}"
+    )
+    await store.create(
+        "r", "user-42", b"0", schema="script/1", agent="a", approval_requests=[request]
+    )
+    await store.approvals.approve("r", "a", always=True)
+    claim = await store.claim("r", "w1")
+    await store.start_calls(claim, [PlannedCall("a", call.fingerprint)])
+    await store.release(claim)
+    driver = RunDriver(store, "w1")
+    assert (await driver.drive("r", engine)).status == "interrupted"
+    await settle(store, "r", "a", made=False)
+    # Made again, and cut again: people are asked again.
+    claim = await store.claim("r", "w1")
+    await store.start_calls(claim, [PlannedCall("a", call.fingerprint, retry=True)])
+    await store.release(claim)
+    assert (await driver.drive("r", engine)).status == "interrupted"
+    assert engine.effects == []
+    request_id = (await store.read("r")).pending[0].call_id
+    await store.approvals.reject("r", request_id, message="leave it")
+    assert (await driver.drive("r", engine)).result == b'["leave it"]'
+    with pytest.raises(UnknownCall, match="does not wait"):
+        await settle(store, "r", "b", made=False)
 
 
 async def test_an_uncertain_call_fails_the_run(store: RunStore) -> None:

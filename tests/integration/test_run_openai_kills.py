@@ -43,7 +43,8 @@ class Killer:
             )
             async with self.store() as store:
                 engine = OpenAIEngine(agent, on_uncertain=self._policy)
-                await Runs(store, engine, worker).to_end(run_id)
+                runs = Runs(store, engine, worker, lambda: self.effects(run_id))
+                await runs.to_end(run_id)
 
         with SyncLease(worker, self._url, prefix=self._prefix) as lease:
             lease.acquire()
@@ -115,6 +116,9 @@ def check_kills(killer: Killer, policy: OnUncertain, step: int) -> None:
         if policy == "retry":
             assert found_history == history, at
             assert found.keys() == effects.keys(), at
+        elif policy == "park":
+            assert found_history == history, at
+            assert found == effects, at
         else:
             assert max(found.values()) == 1, at
             assert ids_of(found_history) == ids_of(history), at
@@ -123,7 +127,7 @@ def check_kills(killer: Killer, policy: OnUncertain, step: int) -> None:
     assert count > 5
 
 
-@pytest.mark.parametrize("policy", ["retry", "tell"])
+@pytest.mark.parametrize("policy", ["park", "retry", "tell"])
 def test_a_killed_run_ends_as_one_that_was_not_killed(
     valkey_url: str, prefix: str, policy: OnUncertain
 ) -> None:
@@ -132,4 +136,4 @@ def test_a_killed_run_ends_as_one_that_was_not_killed(
 
 @pytest.mark.full
 def test_kills_at_many_awaits(valkey_url: str, prefix: str) -> None:
-    check_kills(Killer(valkey_url, prefix, "tell"), "tell", 3)
+    check_kills(Killer(valkey_url, prefix, "park"), "park", 3)

@@ -1,0 +1,102 @@
+"""Uncertain calls that people settle: a request, the decision about it, and what it means.
+
+A request to settle is a call that waits for a decision, like any other, so that it is listed, has
+one answer, and wakes the run. Its id contains the time at which the uncertain call was started: a
+call that is made again and becomes uncertain again is asked about again. Its tool has a name of
+its own, so that no standing decision about the tool answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from capsule_tasks.durable.engine import ToolCall
+from capsule_tasks.errors import UnknownCall
+from capsule_tasks.runs.approvals import DEFAULT_REJECTION
+from capsule_tasks.storage import ApprovalRequest, RunStore, SyncRunStore
+from capsule_tasks.storage.awaiting import result_of
+from capsule_tasks.storage.runs.types import Decisions, Resolved
+
+SETTLE = "settle:"
+"""The ids and the tools of requests to settle begin with this."""
+
+_MADE = "made:"
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What became of an uncertain call: it was made, may be made again, or must not be made."""
+
+    verdict: Literal["made", "again", "never"]
+    output: Any = None
+    """The output of the call if it was made, else a text for the model."""
+
+
+def request_to_settle(call: ToolCall, started_ms: int) -> ApprovalRequest:
+    return ApprovalRequest(
+        call_id=f"{SETTLE}{started_ms}:{call.key}",
+        tool=f"{SETTLE}{call.tool}",
+        agent=call.agent,
+        fingerprint=call.fingerprint,
+        arguments=call.arguments,
+    )
+
+
+def settlement(request: ApprovalRequest, decisions: Decisions) -> Settlement | None:
+    """What people have decided about a request; None if nobody has."""
+    of_tool = [
+        each
+        for each in decisions.standing
+        if (each.tool, each.agent) == (request.tool, request.agent)
+    ]
+    exact = [each for each in decisions.exact if each.call == request.call_id]
+    decided = (exact or of_tool)[-1:]
+    if not decided:
+        return None
+    if decided[0].approved:
+        return Settlement("again")
+    message = decided[0].message or DEFAULT_REJECTION
+    if message.startswith(_MADE):
+        return Settlement("made", msgspec.json.decode(message.removeprefix(_MADE)))
+    return Settlement("never", message)
+
+
+async def settle(
+    store: RunStore | SyncRunStore,
+    run_id: str,
+    call_id: str,
+    *,
+    made: bool,
+    output: Any = None,
+    by: str | None = None,
+    roles: Sequence[str] = (),
+) -> Resolved:
+    """Say of an uncertain call whether it was made, and then what its output was, as JSON.
+
+    A call that was not made is made by the run. `call_id` is the id of the call or of the request
+    to settle it. As with an approval, the first answer counts, and the caller that is answered
+    `resume` sends the run on. Over a blocking store nothing is waited for.
+    """
+    approvals: Any = store.approvals
+    request_id = await _request_id(store, run_id, call_id)
+    who: dict[str, Any] = {"by": by, "roles": roles}
+    if made:
+        message = _MADE + msgspec.json.encode(output).decode()
+        done = approvals.reject(run_id, request_id, message=message, **who)
+    else:
+        done = approvals.approve(run_id, request_id, **who)
+    resolved: Resolved = await result_of(done)
+    return resolved
+
+
+async def _request_id(store: RunStore | SyncRunStore, run_id: str, call_id: str) -> str:
+    if call_id.startswith(SETTLE):
+        return call_id
+    record = await result_of(store.read(run_id, with_snapshot=False))
+    for pending in record.pending:
+        _, _, key = pending.call_id.removeprefix(SETTLE).partition(":")
+        if pending.call_id.startswith(SETTLE) and key == call_id:
+            return str(pending.call_id)
+    raise UnknownCall(call_id, f"run {run_id!r} does not wait for it to be settled")

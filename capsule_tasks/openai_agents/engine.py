@@ -151,7 +151,11 @@ class OpenAIEngine:
             return self._failed(work.claim, session, _failure_of(error, turn.causes))
         finally:
             await _stopped(result)
-        return self._ended(result, session)
+        try:
+            return self._ended(result, session)
+        except InvalidRunState as error:
+            # A call that waits cannot be shown to people, here or anywhere: no other worker helps.
+            return self._failed(work.claim, session, _failure_of(error, turn.causes))
 
     # --- before a turn ---------------------------------------------------------------------------
 

@@ -225,3 +225,21 @@ def test_the_package_needs_no_openai_agents() -> None:
         "assert 'agents' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_calls_that_nobody_could_decide_about_fail_the_run(store: RunStore) -> None:
+    """Two agents as tools give the same id to calls that wait: a decision would count for both."""
+
+    @function_tool(needs_approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    def asks(name: str) -> Any:
+        model = StatelessModel([calls("pay", "{}", "p")], [says("done")])
+        return Agent(name=name, model=model, tools=[pay]).as_tool(f"ask_{name}", "Ask.")
+
+    both = [calls(f"ask_{name}", '{"input": "go"}', f"c_{name}") for name in "ab"]
+    agent = Agent(name="outer", model=StatelessModel(both), tools=[asks("a"), asks("b")])
+    failure = await failure_of(store, agent)
+    assert failure.type == "InvalidRunState"
+    assert "2 waiting calls have one id" in failure.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from typing import Any
@@ -20,6 +21,7 @@ from agents import (
     function_tool,
 )
 from agents.mcp import MCPServer
+from agents.memory import SessionSettings
 from mcp.types import CallToolResult, TextContent, Tool
 from openai.types.responses import ResponseComputerToolCall
 from openai.types.responses.response_output_item import LocalShellCall
@@ -319,3 +321,26 @@ async def test_a_turn_sees_the_history_as_it_was_at_first(store: RunStore) -> No
     assert await session.get_items() == []
     with pytest.raises(NotImplementedError, match=r"History\.clear_session"):
         await session.clear_session()
+
+
+async def test_many_runs_of_one_agent_share_a_process(store: RunStore) -> None:
+    done: list[str] = []
+    runs = Runs(store, OpenAIEngine(office(done.append)))
+    ids = [f"r{number}" for number in range(20)]
+    for run_id in ids:
+        await runs.start(run_id=run_id)
+    assert set(await asyncio.gather(*map(runs.to_end, ids))) == {"completed"}
+    assert {done.count(effect) for effect in done} == {20}
+    histories = [sorted(brief(await runs.items(run_id)), key=str) for run_id in ids]
+    assert all(history == histories[0] for history in histories)
+
+
+async def test_a_limit_of_the_session_narrows_what_the_model_is_given(store: RunStore) -> None:
+    model = ScriptedModel(says("done"))
+    config = RunConfig(session_settings=SessionSettings(limit=1))
+    runs = Runs(store, OpenAIEngine(Agent(name="a", model=model), run_config=config))
+    await runs.history("r").add_items([{"role": "user", "content": f"old {n}"} for n in range(3)])
+    await runs.start("new")
+    await runs.drive()
+    assert [item["content"] for item in model.asked[0]] == ["old 2", "new"]
+    assert len(await runs.items()) == 5

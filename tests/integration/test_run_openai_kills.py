@@ -136,4 +136,4 @@ def test_a_killed_run_ends_as_one_that_was_not_killed(
 
 @pytest.mark.full
 def test_kills_at_many_awaits(valkey_url: str, prefix: str) -> None:
-    check_kills(Killer(valkey_url, prefix, "park"), "park", 3)
+    check_kills(Killer(valkey_url, prefix, "park"), "park", 11)

@@ -126,6 +126,18 @@ def run_owners(prefix: str = "capsule") -> str:
     return f"{checked_prefix(prefix)}:{{runs}}:owners"
 
 
+def _order(root: str, agent: str | None, kind: str, value: str | None) -> str:
+    """The order of an index with the entries of this agent, of this value, of both, or all."""
+    match agent, value:
+        case None, None:
+            return f"{root}:all"
+        case None, str():
+            return f"{root}:{kind}:{quote(value, safe='')}"
+        case str(), None:
+            return f"{root}:agent:{quote(agent, safe='')}"
+    return f"{root}:both:{quote(agent or '', safe='')}:{quote(value or '', safe='')}"
+
+
 class ApprovalKeys:
     """The index of calls that wait for a decision, all in one slot."""
 
@@ -138,14 +150,7 @@ class ApprovalKeys:
 
     def order(self, agent: str | None, tool: str | None) -> str:
         """The order that holds the calls of this agent, or this tool, or both, or all."""
-        match agent, tool:
-            case None, None:
-                return self.all
-            case None, str():
-                return f"{self._root}:tool:{quote(tool, safe='')}"
-            case str(), None:
-                return f"{self._root}:agent:{quote(agent, safe='')}"
-        return f"{self._root}:both:{quote(agent or '', safe='')}:{quote(tool or '', safe='')}"
+        return _order(self._root, agent, "tool", tool)
 
 
 class CallKeys(ApprovalKeys):
@@ -156,6 +161,30 @@ class CallKeys(ApprovalKeys):
         self.agent = self.order(agent, None)
         self.tool = self.order(None, tool)
         self.both = self.order(agent, tool)
+
+
+class RunIndexKeys:
+    """The index of runs by agent and status, all in one slot."""
+
+    def __init__(self, prefix: str = "capsule") -> None:
+        self._root = f"{checked_prefix(prefix)}:{{runs}}"
+        self.all = f"{self._root}:all"
+        self.unsent = f"{self._root}:unsent"
+        self.entries = f"{self._root}:entries"
+
+    def order(self, agent: str | None, status: str | None) -> str:
+        """The order that holds the runs of this agent, or with this status, or both, or all."""
+        return _order(self._root, agent, "status", status)
+
+
+class RunEntryKeys(RunIndexKeys):
+    """The keys of the index that have a run of one agent with one status."""
+
+    def __init__(self, agent: str, status: str, prefix: str = "capsule") -> None:
+        super().__init__(prefix)
+        self.agent = self.order(agent, None)
+        self.status = self.order(None, status)
+        self.both = self.order(agent, status)
 
 
 class WorkerKeys:

@@ -28,7 +28,9 @@ class Worker:
         """Make a run; `extra` are fields that only this release may know."""
         agent = AgentId("triage")
         parts = parked(RunState(run_id=run_id, start_agent=agent, agent=agent, **extra))
-        status: str = self._store.create(run_id, f"s-{run_id}", parts.snapshot, **parts.header)
+        status: str = self._store.create(
+            run_id, f"s-{run_id}", parts.snapshot, **parts.header
+        ).status
         return status
 
     def turn(self, run_id: str, last: bool) -> dict[str, Any]:

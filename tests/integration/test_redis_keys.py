@@ -57,7 +57,8 @@ LEASE = LeaseSettings(lease_s=40_000)
 PRINT = "0123456789abcdef"
 PROFILE = "sandbox"
 NOT_CALLED = {
-    "runs/approvals_postpone",  # changes only what is there already
+    "runs/approvals_postpone",  # changes only what is there already, as the next
+    "runs/index_postpone",
     "sessions/checkpoint_unstage",  # removes what a writer has given up
     "workers/unacked_claim",  # of kombu's keys
 }
@@ -223,6 +224,7 @@ async def write_runs(store: Watched, prefix: str) -> None:
     claim = await runs.claim("asks", "runner")
     await runs.start_calls(claim, [PlannedCall("call", PRINT)])
     await runs.finish_calls(claim, {"call": b"done"})
+    await runs.journal(claim, "m1", b"reply")
     done = await runs.commit(
         claim, b"{}", turn=1, approval_requests=[ask("next")], items=[{"n": 1}]
     )
@@ -230,7 +232,10 @@ async def write_runs(store: Watched, prefix: str) -> None:
     last = await runs.claim("asks", "runner")
     await runs.commit(last, b"{}", turn=2, status="completed")
     await runs.create("cancelled", "s", b"{}", schema="1", agent="a")
-    await runs.cancel("cancelled")
+    cancelled = await runs.cancel("cancelled")
+    await runs.note_sent("cancelled", cancelled.updated_us)
+    await lease.release()
+    assert (await runs.requeue_lapsed()).requeued == []
 
 
 async def write_sessions(store: Watched, prefix: str) -> None:

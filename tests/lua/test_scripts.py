@@ -26,6 +26,7 @@ from capsule_tasks.storage.keys import (
     OwnerKeys,
     RecentKeys,
     RevokeKeys,
+    RunEntryKeys,
     RunKeys,
     SessionIndexKeys,
     SessionKeys,
@@ -148,9 +149,13 @@ def test_a_declaration_that_does_not_fit_the_header_is_refused(declaration: Any)
 
 def spelled(script_name: str, key_name: str) -> str:
     """A key of a script as the package spells it."""
-    if script_name.startswith("runs/approvals_"):
-        name = "all" if key_name == "order" else key_name
-        return str(getattr(CallKeys("<agent>", "<tool>"), name))
+    indexes = {
+        "approvals": CallKeys("<agent>", "<tool>"),
+        "index": RunEntryKeys("<agent>", "<status>"),
+    }
+    index = script_name.removeprefix("runs/").partition("_")[0]
+    if index in indexes:
+        return str(getattr(indexes[index], "all" if key_name == "order" else key_name))
     alone = {
         "workers": worker_index(),
         "revokes": RevokeKeys().revokes,

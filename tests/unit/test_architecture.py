@@ -303,6 +303,7 @@ PLACEHOLDERS = {
     "operation_id": "<operation>",
     "agent": "<agent>",
     "tool": "<tool>",
+    "status": "<status>",
     "index": "unacked_index",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -19,7 +20,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import RunSettings, check_value
 from capsule_tasks.storage.keys import escaped
-from capsule_tasks.storage.operations import Operation, Reply, call_script, named
+from capsule_tasks.storage.operations import Operation, Reply, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.approval_index import IDLE_MS, Entry
 from capsule_tasks.storage.runs.core import RunCore
@@ -32,6 +33,7 @@ from capsule_tasks.storage.runs.types import (
     PendingApproval,
     PendingApprovalPage,
     Resolved,
+    Status,
     StoredDecision,
     Sweep,
     check_names,
@@ -43,6 +45,9 @@ CHECK_AGAIN_S = 1.0
 """Until an index entry is checked again whose time has passed but whose call does not wait yet."""
 CHECK_AGAIN_UNLIMITED_S = 3600.0
 """As above, for a call without a limit: a refused call of the same id had one."""
+
+_WAITING: tuple[Status, ...] = ("interrupted", "queued")
+"""Statuses that end when a call is decided."""
 
 _decision = msgspec.msgpack.Decoder(StoredDecision).decode
 
@@ -153,15 +158,16 @@ class ApprovalCore:
 
     def expire(self, run_id: str, *, operation_id: str | None = None) -> Operation[Expired]:
         """Decide calls of one run whose time limit has passed."""
-        _, keys = yield from self._runs.locations.find(run_id)
-        call = scripts.run_expire.call(
-            keys,
+        place = yield from self._runs.locations.find(run_id)
+        call = partial(
+            scripts.run_expire.call,
+            place.keys,
             operation_id=named("run_expire", operation_id),
             ttl_ms=self._ttl_ms,
             run_id=run_id,
             channel=self._index.channel,
         )
-        reply = yield from call_script(call, self._settings.retry)
+        reply = yield from self._runs.written(place, call, was=_WAITING)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
         calls = tuple(call_id.decode() for call_id in reply[4:])
@@ -189,15 +195,16 @@ class ApprovalCore:
         check_value("message", message, OptionalText)
         check_names("roles", roles)
         check_value("always", always, bool)
-        session_id, keys = yield from self._runs.locations.find(run_id)
+        place = yield from self._runs.locations.find(run_id)
         who = tuple(sendable(each) for each in (by, *roles) if each)
         decision = {
             "approved": approved,
             "message": message and sendable(message),
             "by": by and sendable(by),
         }
-        call = scripts.run_decide.call(
-            keys,
+        call = partial(
+            scripts.run_decide.call,
+            place.keys,
             operation_id=named("run_decide", operation_id),
             ttl_ms=self._ttl_ms,
             run_id=run_id,
@@ -207,10 +214,10 @@ class ApprovalCore:
             roles=pack(list(who)),
             channel=self._index.channel,
         )
-        reply = yield from call_script(call, self._settings.retry)
+        reply = yield from self._runs.written(place, call, was=_WAITING)
         if reply[0] != Code.DONE:
             raise _refusal(run_id, call_id, who, reply)
-        entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), session_id)
+        entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), place.session_id)
         # The decision is stored: an entry that stays in the index is dropped by the next reader.
         with contextlib.suppress(StorageError):
             yield from self._index.drop(entry, idle_ms=0)

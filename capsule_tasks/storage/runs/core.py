@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from capsule_tasks.errors import (
     InvalidSetting,
@@ -29,14 +30,17 @@ from capsule_tasks.storage.operations import Operation, Reply, call_script, name
 from capsule_tasks.storage.runs import approval_index, scripts
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.ledger import LedgerCore
+from capsule_tasks.storage.runs.locations import Place
 from capsule_tasks.storage.runs.owners import Owners
 from capsule_tasks.storage.runs.replies import claim_of, pack, refusal, status_of, text_of, unpack
+from capsule_tasks.storage.runs.run_index import RunIndex
 from capsule_tasks.storage.runs.types import (
     ENDED,
     ApprovalRequest,
     Cancelled,
     Claim,
     Committed,
+    Created,
     OptionalText,
     RunRecord,
     Status,
@@ -65,6 +69,7 @@ class RunCore(LedgerCore):
         super().__init__(settings)
         self._location = location
         self.index = Index(settings)
+        self.run_index = RunIndex(settings)
         self.owners = Owners(settings)
         self._ended_ms = int(settings.ended_ttl_s * 1000)
 
@@ -79,7 +84,7 @@ class RunCore(LedgerCore):
         message: bytes = b"",
         approval_requests: Sequence[ApprovalRequest] = (),
         operation_id: str | None = None,
-    ) -> Operation[Status]:
+    ) -> Operation[Created]:
         """Store a new run: queued, or parked if it comes with calls that wait.
 
         `message` is what brings the run to a worker, kept for whoever has to send it again.
@@ -87,10 +92,10 @@ class RunCore(LedgerCore):
         """
         self._check_turn(snapshot, schema, agent, approval_requests)
         check_bytes("the message", message, self.settings.max_snapshot_bytes)
-        keys = yield from self.locations.take(run_id, session_id)
+        place = yield from self.locations.take(run_id, session_id, agent)
         call = partial(
             scripts.run_create.call,
-            keys,
+            place.keys,
             operation_id=named("run_create", operation_id),
             ttl_ms=self._ttl_ms,
             run_id=run_id,
@@ -100,12 +105,13 @@ class RunCore(LedgerCore):
             message=message,
             channel=self.index.channel,
         )
-        reply = yield from self._park(run_id, session_id, approval_requests, call)
+        status: Status = "interrupted" if approval_requests else "queued"
+        reply = yield from self.written(place, call, status, requests=approval_requests)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, reply[1].decode())
         if reply[0] != Code.DONE:
             raise refused(reply, "create")
-        return status_of(reply[2])
+        return Created(status_of(reply[2]), int(reply[1]))
 
     def claim(
         self,
@@ -129,13 +135,14 @@ class RunCore(LedgerCore):
         message = b"" if message is None else message
         check_bytes("the message", message, self.settings.max_snapshot_bytes)
         prefix, retry = self.settings.prefix, self.settings.retry
-        session_id, keys = yield from self.locations.find(run_id)
+        place = yield from self.locations.find(run_id)
         # One id for all attempts: a repeat of the call means the attempt that was granted.
         name, steal = named("run_claim", operation_id), 0
         hold = yield from self.owners.hold(incarnation, run_id, name)
         while True:
-            call = scripts.run_claim.call(
-                keys,
+            call = partial(
+                scripts.run_claim.call,
+                place.keys,
                 operation_id=name,
                 ttl_ms=self._ttl_ms,
                 incarnation=incarnation,
@@ -143,9 +150,9 @@ class RunCore(LedgerCore):
                 readable=pack(list(readable)),
                 message=message,
             )
-            reply = yield from call_script(call, self.settings.retry)
+            reply = yield from self.written(place, call, "running", was=["queued"])
             if reply[0] == Code.DONE:
-                return claim_of(run_id, session_id, incarnation, hold, reply)
+                return claim_of(run_id, place.session_id, incarnation, hold, reply)
             refused: Exception | None = None
             if reply[0] != Code.HELD or steal == int(reply[2]):
                 refused = refusal(run_id, reply, tuple(readable))
@@ -199,10 +206,10 @@ class RunCore(LedgerCore):
             raise InvalidSetting("items", type(items).__name__, "several items, as in a list")
         core = self._history_of(claim, history)
         records, limits = core.encoded(items), core.settings
-        keys = self.locations.keys(claim.session_id, claim.run_id)
+        place = yield from self.locations.find(claim.run_id)
         call = partial(
             scripts.run_commit.call,
-            keys,
+            place.keys,
             operation_id=named("run_commit", operation_id),
             ttl_ms=self._ended_ms if status in ENDED else self._ttl_ms,
             run_id=claim.run_id,
@@ -221,7 +228,13 @@ class RunCore(LedgerCore):
             max_bytes=limits.max_bytes,
             records=records,
         )
-        reply = yield from self._park(claim.run_id, claim.session_id, approval_requests, call)
+        reply = yield from self.written(
+            place,
+            call,
+            *([] if status == "running" else [status]),
+            was=["running"],
+            requests=approval_requests,
+        )
         if reply[0] == Code.FULL:
             raise core.refusal(reply, "commit")
         if reply[0] != Code.DONE:
@@ -246,7 +259,8 @@ class RunCore(LedgerCore):
         """Queue a run as it was last committed; RunClaimLost if its owner has lost the claim."""
         check_claim(claim)
         name = named("run_release", operation_id)
-        status, _ = yield from self._released(claim.run_id, claim.session_id, claim.token, name)
+        place = yield from self.locations.find(claim.run_id)
+        status, _ = yield from self._released(place, claim.token, name)
         yield from self.owners.drop(claim.owner, claim.hold)
         return status
 
@@ -258,29 +272,32 @@ class RunCore(LedgerCore):
         Raises RunEnded for a run that has ended; a second cancel changes nothing.
         """
         check_value("by", by, OptionalText)
-        session_id, keys = yield from self.locations.find(run_id)
-        cancel = scripts.run_cancel.call(
-            keys,
+        place = yield from self.locations.find(run_id)
+        call = partial(
+            scripts.run_cancel.call,
+            place.keys,
             operation_id=named("run_cancel", operation_id),
             ttl_ms=self._ttl_ms,
             by=sendable(by or "") or "somebody",
         )
-        reply = yield from self._done(run_id, cancel)
+        reply = yield from self.written(place, call, was=["queued", "interrupted"])
+        if reply[0] != Code.DONE:
+            raise refusal(run_id, reply)
         # The run has ended: entries that stay in the index are dropped by the next reader.
         with contextlib.suppress(StorageError):
-            for call, agent, tool in unpack(reply[4]):
-                entry = Entry(run_id, call, agent, tool, session_id)
+            for call_id, agent, tool in unpack(reply[4]):
+                entry = Entry(run_id, call_id, agent, tool, place.session_id)
                 yield from self.index.drop(entry, idle_ms=0)
         return Cancelled(run_id, status_of(reply[1]), text_of(reply[2]), int(reply[3]))
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
-        session_id, keys = yield from self.locations.find(run_id)
-        call = scripts.run_read.call(keys, with_snapshot=int(with_snapshot))
+        place = yield from self.locations.find(run_id)
+        call = scripts.run_read.call(place.keys, with_snapshot=int(with_snapshot))
         reply = yield from self._done(run_id, call)
         return RunRecord(
             run_id=run_id,
-            session_id=session_id,
+            session_id=place.session_id,
             status=status_of(reply[1]),
             revision=int(reply[2]),
             turn=int(reply[3]),
@@ -292,44 +309,64 @@ class RunCore(LedgerCore):
             created_at=time_of(int(reply[9]) // 1000),
             updated_us=int(reply[10]),
             snapshot=reply[11],
-            pending=tuple(pending_approval(run_id, session_id, each) for each in unpack(reply[12])),
+            pending=tuple(
+                pending_approval(run_id, place.session_id, each) for each in unpack(reply[12])
+            ),
             message=reply[13],
             result=reply[14],
             error=reply[15],
+            unsent_us=int(reply[16] or 0),
+            start_agent=place.agent,
         )
 
-    def _released(
-        self, run_id: str, session_id: str, token: int, operation: str
-    ) -> Operation[tuple[Status, int]]:
+    def _released(self, place: Place, token: int, operation: str) -> Operation[tuple[Status, int]]:
         """The status of a run without the owner that had this token, and when it changed."""
-        call = scripts.run_release.call(
-            self.locations.keys(session_id, run_id),
+        call = partial(
+            scripts.run_release.call,
+            place.keys,
             operation_id=operation,
             ttl_ms=self._ttl_ms,
             token=token,
         )
-        reply = yield from self._done(run_id, call)
+        reply = yield from self.written(place, call, "queued", was=["running"])
+        if reply[0] != Code.DONE:
+            raise refusal(place.run_id, reply)
         return status_of(reply[1]), int(reply[2])
 
-    def _park(
+    def written(
         self,
-        run_id: str,
-        session_id: str,
-        requests: Sequence[ApprovalRequest],
+        place: Place,
         call: Callable[..., Call],
+        *expected: Status,
+        was: Sequence[Status] = (),
+        requests: Sequence[ApprovalRequest] | None = None,
     ) -> Operation[Reply]:
-        """The reply of a script that lets calls wait, after putting them into the index.
+        """The reply of a script that may change a run's status, or let calls wait.
 
-        The script refuses calls that were indexed too long ago: a reader may have dropped the
-        entries of calls that its run did not know yet.
+        The run is added to the index with the status that it is expected to have, and the calls to
+        theirs. The script refuses another status, and what was added too long ago, as a reader may
+        have dropped it. Afterwards the index loses the status that the run had.
         """
-        packed = pack([approval_index.packed(request) for request in requests])
+        statuses = {*expected}
+        packed = pack([approval_index.packed(request) for request in requests or ()])
         for _ in range(INDEX_ATTEMPTS):
-            indexed_ms = yield from self.index.add(run_id, session_id, requests)
-            parked = call(requests=packed, indexed_ms=indexed_ms)
-            reply = yield from call_script(parked, self.settings.retry)
+            listed: dict[Status, int] = {}
+            for status in statuses:
+                listed[status] = yield from self.run_index.add(place, status)
+            indexed: dict[str, Any] = {}
+            if requests is not None:
+                added_ms = yield from self.index.add(place.run_id, place.session_id, requests)
+                indexed = {"requests": packed, "indexed_ms": added_ms}
+            reply = yield from call_script(
+                call(listed=pack(listed), **indexed), self.settings.retry
+            )
             if reply[0] != Code.LATE:
                 break
+            statuses |= {status_of(each) for each in reply[1:]}
+        if listed and reply[0] in (Code.DONE, Code.EXPIRED):
+            for status in was:
+                if status not in listed:
+                    yield from self.run_index.leave(place, status, min(listed.values()))
         return reply
 
     def _history_of(self, claim: Claim, history: History | SyncHistory | None) -> HistoryCore:

@@ -1,19 +1,47 @@
-"""What any worker does for runs that it does not own, as generators without I/O."""
+"""What any process does for runs that it does not own, as generators without I/O.
+
+A run goes on although everybody forgets it: those of lapsed owners are queued again, and those that
+nobody is known to have sent a message for are found.
+"""
 
 from __future__ import annotations
 
 import contextlib
 
-from capsule_tasks.errors import RunClaimed, RunClaimLost, RunNotFound
+from capsule_tasks.errors import InvalidSetting, RunClaimed, RunClaimLost, RunNotFound
 from capsule_tasks.settings import check_value
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.leases import lease_left_s
-from capsule_tasks.storage.operations import Operation, named
+from capsule_tasks.storage.operations import Operation, call_script, named
+from capsule_tasks.storage.runs import scripts
+from capsule_tasks.storage.runs.approval_index import IDLE_MS
 from capsule_tasks.storage.runs.core import RunCore
 from capsule_tasks.storage.runs.owners import run_of
-from capsule_tasks.storage.runs.types import PageSize, Requeued, RequeueSweep
+from capsule_tasks.storage.runs.run_index import RunEntry
+from capsule_tasks.storage.runs.types import (
+    ENDED,
+    OptionalName,
+    OptionalStatus,
+    OptionalText,
+    PageSize,
+    Requeued,
+    RequeueSweep,
+    RunPage,
+    RunRecord,
+    Status,
+    Turn,
+    Unsent,
+)
 
 PAGE = 100
+SEND_AGAIN_S = 5.0
+"""Until a run is listed as unsent again, in case the process that was told of it has died."""
+CHECK_AGAIN_S = 30.0
+"""Until an index entry is checked again whose run does not have the status yet."""
+CHECK_SENT_AGAIN_S = 300.0
+"""Until a queued run is checked again whose message was sent: in the meantime it may have been
+claimed, parked and queued again, by a process that then died."""
+CHECK_ENDED_AGAIN_S = 86_400.0
 
 
 class KeeperCore(RunCore):
@@ -30,9 +58,10 @@ class KeeperCore(RunCore):
         record = yield from self.read(run_id, with_snapshot=False)
         if record.owner != owner:
             return None
+        place = yield from self.locations.find(run_id)
         try:
             name = named("run_requeue", None)
-            released = yield from self._released(run_id, record.session_id, record.token, name)
+            released = yield from self._released(place, record.token, name)
         except RunClaimLost:
             return None
         return Requeued(run_id, *released)
@@ -72,3 +101,107 @@ class KeeperCore(RunCore):
                 if len(requeued) >= limit:
                     return requeued
         return requeued
+
+    def queued_unsent(self, *, limit: int = PAGE) -> Operation[Unsent]:
+        """Runs that need a message and for which nobody has noted one as sent.
+
+        A run needs one when it is created, decided on, handed back, requeued, or cancelled without
+        an owner. The process that made the change sends it; this finds runs whose process died
+        before that, five seconds later. Send `message` of each, then call `note_sent`. A message
+        that is sent twice does no harm: one claim is granted.
+        """
+        check_value("limit", limit, PageSize)
+        entries, next_in_s = yield from self.run_index.unsent(limit)
+        runs: dict[str, RunRecord] = {}
+        for entry in entries:
+            record = yield from self._record_of(entry)
+            if record is None:
+                if not (yield from self.run_index.drop(entry, idle_ms=IDLE_MS)):
+                    yield from self.run_index.postpone(entry, CHECK_AGAIN_S)
+            elif not record.unsent_us:
+                in_s = CHECK_ENDED_AGAIN_S if record.status in ENDED else CHECK_SENT_AGAIN_S
+                yield from self.run_index.postpone(entry, in_s)
+            else:
+                yield from self.run_index.postpone(entry, SEND_AGAIN_S)
+                runs[record.run_id] = record
+                next_in_s = min(next_in_s or SEND_AGAIN_S, SEND_AGAIN_S)
+        return Unsent([*runs.values()], 0.0 if len(entries) == limit else next_in_s)
+
+    def note_sent(self, run_id: str, updated_us: int) -> Operation[None]:
+        """Note that a message was sent for a run.
+
+        `updated_us` is that of the change which needed the message, or `unsent_us` of the record. A
+        change after it may need another.
+        """
+        check_value("updated_us", updated_us, Turn)
+        place = yield from self.locations.find(run_id)
+        call = scripts.run_note_sent.call(place.keys, updated=updated_us)
+        yield from call_script(call, self.settings.retry)
+
+    def list_runs(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        limit: int = PAGE,
+        cursor: str | None = None,
+        newest_first: bool = True,
+    ) -> Operation[RunPage]:
+        """Runs by the time since when they have their status; of a status or of an agent, if given.
+
+        The agent is the one with which a run was created. With the oldest first, a run that changes
+        its status between two pages is not missed.
+        """
+        check_value("status", status, OptionalStatus)
+        check_value("agent", agent, OptionalName)
+        check_value("limit", limit, PageSize)
+        check_value("cursor", cursor, OptionalText)
+        check_value("newest_first", newest_first, bool)
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
+            raise InvalidSetting("cursor", cursor, "the cursor of the page before")
+        after, runs = cursor or "0", list[RunRecord]()
+        while len(runs) < limit:
+            count = min(PAGE, limit - len(runs))
+            page = yield from self.run_index.page(
+                agent, status, after, count, newest_first=newest_first
+            )
+            for entry, score in page:
+                after = score
+                record = yield from self._record_of(entry)
+                if record is not None:
+                    runs.append(record)
+                else:
+                    yield from self.run_index.drop(entry, idle_ms=IDLE_MS)
+            if len(page) < count:
+                return RunPage(runs, None)
+        return RunPage(runs, after)
+
+    def drop_expired(self, *, limit: int = PAGE) -> Operation[int]:
+        """Drop ended runs that have expired from the index; the number of them.
+
+        It looks at the oldest of each status, so calling it now and then keeps the index small.
+        """
+        check_value("limit", limit, PageSize)
+        dropped = 0
+        for status in sorted(ENDED):
+            page = yield from self.run_index.page(None, status, "0", limit)
+            for entry, _ in page:
+                if (yield from self._record_of(entry)) is not None:
+                    break
+                dropped += yield from self.run_index.drop(entry, idle_ms=IDLE_MS)
+        return dropped
+
+    def reindex(self, run_id: str) -> Operation[Status]:
+        """Put a run into the index of runs again; its status."""
+        place = yield from self.locations.find(run_id)
+        record = yield from self.read(run_id, with_snapshot=False)
+        yield from self.run_index.add(place, record.status)
+        return record.status
+
+    def _record_of(self, entry: RunEntry) -> Operation[RunRecord | None]:
+        """The run of an index entry, if it has the status."""
+        with contextlib.suppress(RunNotFound):
+            record = yield from self.read(entry.run, with_snapshot=False)
+            if record.status == entry.status:
+                return record
+        return None

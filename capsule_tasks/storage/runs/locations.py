@@ -1,8 +1,9 @@
-"""Where runs live: from the id of a run to its session, which is a part of its keys."""
+"""Where runs live: from the id of a run to its session, a part of its keys, and its first agent."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from time import monotonic
 
 from capsule_tasks.errors import RunExists, RunNotFound
@@ -17,6 +18,16 @@ KNOWN_S = 86_400.0
 MAX_KNOWN = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run lives, and the agent with which it began; they never change."""
+
+    run_id: str
+    session_id: str
+    agent: str
+    keys: RunKeys
+
+
 class RunLocations:
     """In which sessions runs live, with a cache: a run never changes its session."""
 
@@ -25,38 +36,42 @@ class RunLocations:
         # Far longer than a run is kept: a run is found, and so its place renewed, before that.
         longest_s = max(10 * settings.ttl_s, 10 * settings.ended_ttl_s, 366 * 86_400.0)
         self._ttl_ms = int(longest_s * 1000)
-        self._known: dict[str, tuple[str, float]] = {}
+        self._known: dict[str, tuple[Place, float]] = {}
 
-    def take(self, run_id: str, session_id: str) -> Operation[RunKeys]:
+    def take(self, run_id: str, session_id: str, agent: str) -> Operation[Place]:
         """Bind a run to a session; raises RunExists if it is bound to another."""
         keys = self.keys(session_id, run_id)
         location = run_location(run_id, self._settings.prefix)
-        call = scripts.run_locate.call(location, session=session_id, ttl_ms=self._ttl_ms)
+        call = scripts.run_locate.call(
+            location, session=session_id, agent=agent, ttl_ms=self._ttl_ms
+        )
         reply = yield from call_script(call, self._settings.retry)
         if reply[0] == Code.CONFLICT:
             raise RunExists(run_id, f"in session {reply[1].decode()!r:.100}")
-        self._remember(run_id, session_id)
-        return keys
+        return self._remember(Place(run_id, session_id, reply[1].decode(), keys))
 
-    def find(self, run_id: str) -> Operation[tuple[str, RunKeys]]:
-        """The session of a run, and its keys; raises RunNotFound."""
+    def find(self, run_id: str) -> Operation[Place]:
+        """The place of a run; raises RunNotFound."""
         escaped("run id", run_id)
-        session_id, known_at = self._known.get(run_id, ("", -math.inf))
-        if monotonic() - known_at >= KNOWN_S:
+        place, known_at = self._known.get(run_id, (None, -math.inf))
+        if place is None or monotonic() - known_at >= KNOWN_S:
             location = run_location(run_id, self._settings.prefix)
             call = scripts.run_find.call(location, ttl_ms=self._ttl_ms)
             reply = yield from call_script(call, self._settings.retry)
             if reply[0] != Code.DONE:
                 raise RunNotFound(run_id)
             session_id = reply[1].decode()
-            self._remember(run_id, session_id)
-        return session_id, self.keys(session_id, run_id)
+            place = self._remember(
+                Place(run_id, session_id, reply[2].decode(), self.keys(session_id, run_id))
+            )
+        return place
 
     def keys(self, session_id: str, run_id: str) -> RunKeys:
         return RunKeys(session_id, run_id, self._settings.prefix)
 
-    def _remember(self, run_id: str, session_id: str) -> None:
-        self._known.pop(run_id, None)
-        self._known[run_id] = session_id, monotonic()
+    def _remember(self, place: Place) -> Place:
+        self._known.pop(place.run_id, None)
+        self._known[place.run_id] = place, monotonic()
         if len(self._known) > MAX_KNOWN:
             self._known.pop(next(iter(self._known)), None)
+        return place

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capsule_tasks.storage.keys import ApprovalKeys, CallKeys, OwnerKeys, RunKeys
+from capsule_tasks.storage.keys import (
+    ApprovalKeys,
+    CallKeys,
+    OwnerKeys,
+    RunEntryKeys,
+    RunIndexKeys,
+    RunKeys,
+)
 from capsule_tasks.storage.scripts import Argument, script
 
 
@@ -21,6 +28,7 @@ def run_create(
     message: bytes,
     requests: bytes,
     indexed_ms: int,
+    listed: bytes,
     channel: str,
 ) -> None: ...
 
@@ -34,6 +42,7 @@ def run_claim(
     incarnation: str,
     steal: int,
     readable: bytes,
+    listed: bytes,
     message: bytes,
 ) -> None: ...
 
@@ -56,6 +65,7 @@ def run_commit(
     error: bytes,
     requests: bytes,
     indexed_ms: int,
+    listed: bytes,
     channel: str,
     history_ttl_ms: int,
     max_items: int,
@@ -65,11 +75,15 @@ def run_commit(
 
 
 @script("runs/cancel")
-def run_cancel(keys: RunKeys, *, operation_id: str, ttl_ms: int, by: str) -> None: ...
+def run_cancel(
+    keys: RunKeys, *, operation_id: str, ttl_ms: int, by: str, listed: bytes
+) -> None: ...
 
 
 @script("runs/release")
-def run_release(keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int) -> None: ...
+def run_release(
+    keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int, listed: bytes
+) -> None: ...
 
 
 @script("runs/read")
@@ -121,6 +135,7 @@ def run_decide(
     decision: bytes,
     always: int,
     roles: bytes,
+    listed: bytes,
     channel: str,
 ) -> None: ...
 
@@ -132,6 +147,7 @@ def run_expire(
     operation_id: str,
     ttl_ms: int,
     run_id: str,
+    listed: bytes,
     channel: str,
 ) -> None: ...
 
@@ -162,6 +178,32 @@ def run_owners(
 ) -> None: ...
 
 
+@script("runs/note_sent")
+def run_note_sent(keys: RunKeys, *, updated: int) -> None: ...
+
+
+@script("runs/index_add")
+def index_add(keys: RunEntryKeys, *, ttl_ms: int, parts: Sequence[Argument]) -> None: ...
+
+
+@script("runs/index_drop")
+def index_drop(keys: RunEntryKeys, *, member: bytes, idle_ms: int, before_ms: int) -> None: ...
+
+
+@script("runs/index_list")
+def index_list(
+    keys: RunIndexKeys, order: str, *, after: str, count: int, newest_first: int
+) -> None: ...
+
+
+@script("runs/index_unsent")
+def index_unsent(keys: RunIndexKeys, *, count: int) -> None: ...
+
+
+@script("runs/index_postpone")
+def index_postpone(keys: RunIndexKeys, *, member: bytes, at_ms: int, min_ms: int) -> None: ...
+
+
 @script("runs/hold")
 def run_hold(keys: OwnerKeys, *, ttl_ms: int, count: int, holds: Sequence[bytes]) -> None: ...
 
@@ -171,7 +213,7 @@ def run_held(keys: OwnerKeys, *, count: int, holds: Sequence[bytes]) -> None: ..
 
 
 @script("runs/locate")
-def run_locate(location: str, *, session: str, ttl_ms: int) -> None: ...
+def run_locate(location: str, *, session: str, agent: str, ttl_ms: int) -> None: ...
 
 
 @script("runs/find")

@@ -89,6 +89,11 @@ class _RunStore(facades.Facade[facades.Target]):
     start_calls = facades.Method(RunCore.start_calls)
     finish_calls = facades.Method(RunCore.finish_calls)
     journal = facades.Method(RunCore.journal)
+    list = facades.Method(KeeperCore.list_runs)
+    reindex = facades.Method(KeeperCore.reindex)
+    drop_expired = facades.Method(KeeperCore.drop_expired)
+    queued_unsent = facades.Method(KeeperCore.queued_unsent)
+    note_sent = facades.Method(KeeperCore.note_sent)
     requeue = facades.Method(KeeperCore.requeue)
     requeue_lapsed = facades.Method(KeeperCore.requeue_lapsed)
 

@@ -37,6 +37,7 @@ Turn = Annotated[int, Meta(ge=0, le=2**53)]
 """Numbers up to here are exact in Lua."""
 PageSize = Annotated[int, Meta(ge=1, le=10_000)]
 OptionalName = Text | None
+OptionalStatus = Status | None
 OptionalText = str | None
 """May be empty; characters that UTF-8 cannot encode are escaped."""
 MAX_CALLS = 1000
@@ -111,6 +112,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Created:
+    """A run that was stored; `queued`, or `interrupted` if it waits for decisions."""
+
+    status: Status
+    updated_us: int
+
+
+@dataclass(frozen=True)
 class Committed:
     """A turn that was stored; `claim` is the one to commit the next turn with."""
 
@@ -178,6 +187,11 @@ class Cancelled:
     owner: str | None
     updated_us: int
 
+    @property
+    def resume(self) -> bool:
+        """Whether the caller sends a message for the run: the worker that gets it ends its task."""
+        return self.status == "cancelled"
+
 
 @dataclass(frozen=True)
 class PendingApproval:
@@ -226,10 +240,34 @@ class RunRecord:
     result: bytes = field(default=b"", repr=False)
     """That with which the owner ended the run; so is the error."""
     error: bytes = field(default=b"", repr=False)
+    unsent_us: int = 0
+    """`updated_us` of the change that needs a message sent for the run; 0 if none is needed, and
+    once it was noted as sent."""
+    start_agent: str = ""
+    """The agent with which the run was created."""
 
     @property
     def updated_at(self) -> datetime:
         return datetime.fromtimestamp(self.updated_us / 1e6, UTC)
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Runs without their snapshots; `cursor` is that of the next page, None on the last."""
+
+    runs: list[RunRecord]
+    cursor: str | None
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """Runs that need a message, without their snapshots, and when to look again.
+
+    None: once a run is queued or cancelled.
+    """
+
+    runs: list[RunRecord]
+    next_in_s: float | None
 
 
 class PlannedCall(Checked, frozen=True):

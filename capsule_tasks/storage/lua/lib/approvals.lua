@@ -1,11 +1,8 @@
 -- Calls that wait for an approval, in the ledger of their run. A call is put into the index of
--- approvals before it is written here. An index entry whose run does not know the call is dropped
--- after two minutes, so a call is not written here more than 30 s after it was indexed.
-
-local INDEX_VALID_MS = 30000
+-- approvals before it is written here.
 
 local function is_late(requests, indexed_ms, now_us)
-  return #requests > 0 and math.floor(now_us / 1000) - indexed_ms > INDEX_VALID_MS
+  return #requests > 0 and is_outdated(indexed_ms, now_us)
 end
 
 -- The id of a requested call that is known with another fingerprint; nil if there is none.

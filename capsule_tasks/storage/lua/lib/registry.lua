@@ -1,6 +1,6 @@
 -- Shared by the scripts of registries: members by the time when somebody should look at them.
 
--- Removes ARGV[first..], registers a member (or none, if it is empty), and lists those that are due.
+-- Removes ARGV[first..], registers a member unless it is empty, and lists those that are due.
 local function look_up(registry_key, member, in_ms, ttl_ms, max_due, first)
   local now_ms = math.floor(clock_us() / 1000)
   for n = first, #ARGV do redis.call('ZREM', registry_key, ARGV[n]) end

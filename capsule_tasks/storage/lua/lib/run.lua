@@ -4,7 +4,9 @@
 -- incarnation, while it runs), `token` (of the latest claim), `cancel` (who requested it),
 -- `pending` (MessagePack: ids of calls that wait), `created` and `updated` (microseconds of
 -- Redis's clock; no two changes have the same `updated`), `message` (that brings the run to a
--- worker), `journal_bytes` (of the journal), and of an ended run `result` and `error`.
+-- worker), `unsent` (`updated` when somebody became obliged to send that message, until it is known
+-- to be sent, or a worker claims the run), `journal_bytes` (of the journal), and of an ended run
+-- `result` and `error`.
 --
 -- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,
 -- `standing` (decisions for all calls of a tool), `call:<call>` (a call that was started), all in
@@ -17,24 +19,25 @@ local EXPIRY = 'expiry'
 
 local function load_run(run_key)
   local got = redis.call('HMGET', run_key, 'status', 'revision', 'turn', 'owner', 'token',
-    'cancel', 'pending', 'updated', 'schema', 'agent')
+    'cancel', 'pending', 'updated', 'schema', 'agent', 'unsent')
   if not got[1] then return nil end
   return {
     status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]), owner = got[4],
     token = tonumber(got[5]), cancel = got[6], pending = cmsgpack.unpack(got[7]),
-    updated = tonumber(got[8]), schema = got[9], agent = got[10],
+    updated = tonumber(got[8]), schema = got[9], agent = got[10], unsent = got[11],
   }
 end
 
 local function save_run(run_key, ledger_key, run, now_us, ttl_ms)
   run.updated = math.max(run.updated + 1, now_us)
+  if run.needs_message then run.unsent = whole(run.updated) end
   if run.status ~= 'running' then run.owner = '' end
   if ENDED_STATUS[run.status] then run.pending = {} end
   redis.call('HSET', run_key,
     'status', run.status, 'revision', whole(run.revision), 'turn', whole(run.turn),
     'owner', run.owner, 'token', whole(run.token), 'cancel', run.cancel,
     'pending', cmsgpack.pack(run.pending), 'updated', whole(run.updated),
-    'schema', run.schema, 'agent', run.agent)
+    'schema', run.schema, 'agent', run.agent, 'unsent', run.unsent)
   redis.call('PEXPIRE', run_key, ttl_ms)
   redis.call('PEXPIRE', ledger_key, ttl_ms)
 end
@@ -69,20 +72,43 @@ local function decide(ledger_key, request, decision, always, now_us)
   redis.call('HSET', ledger_key, 'standing', cmsgpack.pack(others))
 end
 
+-- The refusal to give a run a status under which it is not in the index of runs, else nil.
+-- `listed` has the statuses, each with the time when the run was added under it.
+local function unlisted(run, status, listed, now_us)
+  if run.status == status then return nil end
+  if listed[status] and not is_outdated(listed[status], now_us) then return nil end
+  return {LATE, status}
+end
+
 -- Queues a parked run. Returns 1 if the caller has to send a message for it, else 0.
 local function wake(run)
   if run.status ~= 'interrupted' then return 0 end
-  run.status = 'queued'
+  run.status, run.needs_message = 'queued', true
   return 1
 end
 
--- Decides a request whose time limit has passed, as its `on_expiry` says.
+-- Cancels a run without an owner; a worker is sent its message, and ends what waits for the run.
+local function cancel_unowned(run)
+  run.status, run.needs_message = 'cancelled', true
+end
+
+-- The status of a run after these requests have expired.
+local function status_after(run, requests)
+  if #requests == 0 or run.status == 'running' then return run.status end
+  for _, request in ipairs(requests) do
+    if request.on_expiry == 'cancel' then return 'cancelled' end
+  end
+  return 'queued'
+end
+
+-- Decides a request whose time limit has passed, as its `on_expiry` says. Returns as `wake` does.
 local function expire(ledger_key, run, request, now_us)
   if request.on_expiry == 'cancel' then
     if run.cancel == '' then run.cancel = EXPIRY end
     decide(ledger_key, request, {approved = false, by = EXPIRY}, false, now_us)
-    if run.status ~= 'running' then run.status = 'cancelled' end
-    return 0
+    if run.status == 'running' then return 0 end
+    cancel_unowned(run)
+    return 1
   end
   local decision = {approved = request.on_expiry == 'approve', by = EXPIRY}
   decide(ledger_key, request, decision, false, now_us)

@@ -8,18 +8,11 @@
 --   count  of calls at most
 -- RETURNS {DONE, member, score, details, and so on}
 -- REFUSES nothing
--- USES common
+-- USES common, two_name_index
 
 local order_key, entries_key = KEYS[1], KEYS[2]
 local after, count = ARGV[1], ARGV[2]
 
 local found = redis.call('ZRANGEBYSCORE', order_key, '(' .. after, '+inf', 'WITHSCORES',
   'LIMIT', 0, count)
-local reply = {DONE}
-for index = 1, #found, 2 do
-  local details = redis.call('HGET', entries_key, 'd' .. found[index])
-  reply[#reply + 1] = found[index]
-  reply[#reply + 1] = whole(tonumber(found[index + 1]))
-  reply[#reply + 1] = details or ''
-end
-return reply
+return index_page(entries_key, found)

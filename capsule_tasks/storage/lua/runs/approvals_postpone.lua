@@ -8,12 +8,9 @@
 --   min_ms  earliest time from now
 -- RETURNS {DONE, ms until it is due}
 -- REFUSES nothing
--- USES common
+-- USES common, two_name_index
 
 local due_key = KEYS[1]
 local member, at_ms, min_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
-local now_ms = math.floor(clock_us() / 1000)
-local later_ms = math.max(at_ms, now_ms + min_ms)
-redis.call('ZADD', due_key, 'XX', whole(later_ms), member)
-return {DONE, later_ms - now_ms}
+return postpone_in_index(due_key, member, at_ms, min_ms)

@@ -12,6 +12,7 @@
 --   incarnation   of the worker that claims it
 --   steal         token of an owner whose lease has lapsed, or 0
 --   readable      schema versions that the worker can read, in MessagePack; empty for all
+--   listed        statuses in the index of runs, with their times, in MessagePack
 --   message       that brings the run to a worker from now on; empty to keep the stored one
 -- RETURNS {DONE, token, revision, turn, cancel, schema, agent, snapshot, decisions in MessagePack,
 --         updated, message, replies of models: [key, reply, …]}
@@ -21,13 +22,14 @@
 --         {ENDED, status, result, error} a run that has ended
 --         {WAITING, calls} a run that waits for a decision
 --         {HELD, incarnation, token} a run that has an owner
+--         {LATE, status} a status that is not in the index of runs, or may have been dropped
 --         {UNREADABLE, schema} a run that this worker cannot read; it stays as it is
--- USES common, operation_log, run
+-- USES common, operation_log, two_name_index, run
 
 local run_key, ledger_key, journal_key, operations_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local incarnation, steal, readable = ARGV[4], tonumber(ARGV[5]), cmsgpack.unpack(ARGV[6])
-local message = ARGV[7]
+local listed, message = cmsgpack.unpack(ARGV[7]), ARGV[8]
 
 local function reads(schema)
   for _, version in ipairs(readable) do
@@ -69,8 +71,11 @@ if run.status == 'running' and run.token ~= steal then
   return {HELD, run.owner, whole(run.token)}
 end
 if not reads(run.schema) then return {UNREADABLE, run.schema} end
+local late = unlisted(run, 'running', listed, now_us)
+if late then return late end
 
-run.status, run.owner, run.token = 'running', incarnation, math.max(run.token + 1, now_us)
+run.status, run.unsent = 'running', ''
+run.owner, run.token = incarnation, math.max(run.token + 1, now_us)
 if message ~= '' then redis.call('HSET', run_key, 'message', message) end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 write_log(operations_key, operation_id, whole(run.token), log)

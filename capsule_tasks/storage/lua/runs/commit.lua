@@ -23,6 +23,7 @@
 --   error           of a run that ends, opaque
 --   requests        all calls that wait for an approval, in MessagePack
 --   indexed_ms      when they were indexed, by the clock of the index
+--   listed          statuses in the index of runs, with their times, in MessagePack
 --   channel         of the signals
 --   history_ttl_ms  until the history expires
 --   max_items       of the history at most
@@ -36,9 +37,10 @@
 --         {STALE, status, token} a claim that is over
 --         {CONFLICT, revision, turn} another revision, or a turn before the last
 --         {LATE} calls whose index entries may have been dropped
+--         {LATE, status} a status that is not in the index of runs, or may have been dropped
 --         {CHANGED, call} a call that is known with another fingerprint
 --         {FULL, length, bytes} items that do not fit
--- USES common, operation_log, history, run, approvals
+-- USES common, operation_log, history, two_name_index, run, approvals
 
 local run_key, ledger_key, journal_key, items_key, history_key, operations_key = unpack(KEYS)
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -46,9 +48,20 @@ local run_id, token = ARGV[4], tonumber(ARGV[5])
 local revision, turn = tonumber(ARGV[6]), tonumber(ARGV[7])
 local status, schema, agent, snapshot = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 local result, error = ARGV[12], ARGV[13]
-local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[14]), tonumber(ARGV[15]), ARGV[16]
-local history_ttl_ms, max_items, max_bytes = ARGV[17], tonumber(ARGV[18]), tonumber(ARGV[19])
-local FIRST = 20
+local requests, indexed_ms = cmsgpack.unpack(ARGV[14]), tonumber(ARGV[15])
+local listed, channel = cmsgpack.unpack(ARGV[16]), ARGV[17]
+local history_ttl_ms, max_items, max_bytes = ARGV[18], tonumber(ARGV[19]), tonumber(ARGV[20])
+local FIRST = 21
+
+-- A decision or a cancel that came first counts.
+local function status_after_commit(run)
+  local after = status
+  for _, request in ipairs(status == 'interrupted' and requests or {}) do
+    if decision_on(ledger_key, request) then after = 'queued' end
+  end
+  local is_handed_back = after == 'interrupted' or after == 'queued'
+  return run.cancel ~= '' and is_handed_back and 'cancelled' or after
+end
 
 local function committed(run)
   return {DONE, run.revision, run.status, run.cancel, whole(run.updated)}
@@ -75,6 +88,9 @@ if run.revision ~= revision or turn < run.turn then return {CONFLICT, run.revisi
 if is_late(requests, indexed_ms, now_us) then return {LATE} end
 local changed = changed_call(ledger_key, requests)
 if changed then return {CHANGED, changed} end
+local after = status_after_commit(run)
+local late = unlisted(run, after, listed, now_us)
+if late then return late end
 local state = load_history(history_key, items_key)
 local count, bytes = #ARGV - FIRST + 1, size_of(ARGV, FIRST)
 if count > 0 and (state.length + count > max_items or state.bytes + bytes > max_bytes) then
@@ -87,17 +103,9 @@ if count > 0 then
   save_history(history_key, items_key, state, now_us, history_ttl_ms, false)
 end
 local is_turn_over = turn > run.turn or ENDED_STATUS[status]
-run.revision, run.turn, run.status = revision + 1, turn, status
-run.schema, run.agent = schema, agent
+run.revision, run.turn, run.status = revision + 1, turn, after
+run.schema, run.agent, run.needs_message = schema, agent, after == 'queued'
 request_approvals(ledger_key, run, requests, now_us)
-if status == 'interrupted' then
-  for _, request in ipairs(requests) do
-    if decision_on(ledger_key, request) then run.status = 'queued' end
-  end
-end
-if run.cancel ~= '' and (status == 'interrupted' or status == 'queued') then
-  run.status = 'cancelled'
-end
 redis.call('HSET', run_key, 'snapshot', snapshot)
 -- A run that is parked inside its turn goes on with the replies that its models gave.
 if is_turn_over then

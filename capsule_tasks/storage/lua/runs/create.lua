@@ -15,18 +15,21 @@
 --   message       that brings the run to a worker, opaque
 --   requests      calls that wait for an approval, in MessagePack
 --   indexed_ms    when they were indexed, by the clock of the index
+--   listed        statuses in the index of runs, with their times, in MessagePack
 --   channel       of the signals
 -- RETURNS {DONE, updated, status}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {CONFLICT, status} a run that exists already
 --         {LATE} calls whose index entries may have been dropped
--- USES common, operation_log, run, approvals
+--         {LATE, status} a status that is not in the index of runs, or may have been dropped
+-- USES common, operation_log, two_name_index, run, approvals
 
 local run_key, ledger_key, operations_key = KEYS[1], KEYS[2], KEYS[3]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local run_id, schema, agent, snapshot, message = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local requests, indexed_ms, channel = cmsgpack.unpack(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
+local requests, indexed_ms = cmsgpack.unpack(ARGV[9]), tonumber(ARGV[10])
+local listed, channel = cmsgpack.unpack(ARGV[11]), ARGV[12]
 
 local now_us = clock_us()
 local log = read_log(operations_key, operation_id, age_ms, now_us)
@@ -37,8 +40,12 @@ local known = redis.call('HGET', run_key, 'status')
 if known then return {CONFLICT, known} end
 if is_late(requests, indexed_ms, now_us) then return {LATE} end
 
+local status = #requests > 0 and 'interrupted' or 'queued'
+local late = unlisted({}, status, listed, now_us)
+if late then return late end
+
 local run = {
-  status = #requests > 0 and 'interrupted' or 'queued',
+  status = status, unsent = '', needs_message = status == 'queued',
   revision = 1, turn = 0, owner = '', token = 0,
   cancel = '', pending = {}, updated = 0, schema = schema, agent = agent,
 }

@@ -13,6 +13,7 @@
 --   decision      {approved, message, by} in MessagePack
 --   always        1 to decide all calls of the tool by the agent
 --   roles         of the person who decides, in MessagePack
+--   listed        statuses in the index of runs, with their times, in MessagePack
 --   channel       of the signals
 -- RETURNS {DONE, resume, status, tool, agent, updated}; resume is 1 if the caller has to send
 --         a message for the run
@@ -25,13 +26,14 @@
 --         {DECIDED, decision in MessagePack} a call that already has a decision
 --         {EXPIRED, decision in MessagePack, resume, updated} a call whose time had passed; it
 --         is decided as its `on_expiry` says
+--         {LATE, status} a status that is not in the index of runs, or may have been dropped
 --         {DENIED, may in MessagePack} a person who may not decide
--- USES common, operation_log, run
+-- USES common, operation_log, two_name_index, run
 
 local run_key, ledger_key, operations_key = KEYS[1], KEYS[2], KEYS[3]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local run_id, call, decision, always = ARGV[4], ARGV[5], cmsgpack.unpack(ARGV[6]), ARGV[7] == '1'
-local roles, channel = cmsgpack.unpack(ARGV[8]), ARGV[9]
+local roles, listed, channel = cmsgpack.unpack(ARGV[8]), cmsgpack.unpack(ARGV[9]), ARGV[10]
 
 local function may_decide(request)
   for _, role in ipairs(roles) do
@@ -57,6 +59,10 @@ if redis.call('HEXISTS', ledger_key, 'call:' .. call) == 1 then return {STARTED}
 
 local is_expired = request.expires and request.expires <= math.floor(now_us / 1000)
 if not is_expired and not may_decide(request) then return {DENIED, cmsgpack.pack(request.may)} end
+local after = run.status == 'interrupted' and 'queued' or run.status
+if is_expired then after = status_after(run, {request}) end
+local late = unlisted(run, after, listed, now_us)
+if late then return late end
 
 local resume
 if is_expired then

@@ -6,7 +6,7 @@
 -- ARGV
 --   with_snapshot  1 to include the snapshot
 -- RETURNS {DONE, status, revision, turn, owner, token, cancel, schema, agent, created, updated,
---         snapshot, calls that wait in MessagePack, message, result, error}
+--         snapshot, calls that wait in MessagePack, message, result, error, unsent}
 -- REFUSES {MISSING} a run that does not exist
 -- USES common, run
 
@@ -25,5 +25,5 @@ return {
   DONE, run.status, run.revision, run.turn, run.owner, whole(run.token), run.cancel, run.schema,
   run.agent, stored[1], whole(run.updated),
   with_snapshot and redis.call('HGET', run_key, 'snapshot') or '', cmsgpack.pack(requests),
-  stored[2], stored[3] or '', stored[4] or '',
+  stored[2], stored[3] or '', stored[4] or '', run.unsent,
 }

@@ -26,10 +26,10 @@ class Awaited:
     """A blocking face whose methods can be awaited."""
 
     def __init__(self, face: Any) -> None:
-        self._face = face
+        self.face = face
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._face, name)
+        value = getattr(self.face, name)
         if name == "approvals":
             return Awaited(value)
 

@@ -1,4 +1,4 @@
-"""Runs of owners that are gone are queued again, by any process."""
+"""Nobody has to remember a run: lapsed owners, messages that were not sent, lists of runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import asyncio
 
 import pytest
 
-from capsule_tasks.errors import LeaseLost, LeaseMissing, RunClaimed, RunClaimLost, RunEnded
+from capsule_tasks.errors import (
+    InvalidSetting,
+    LeaseLost,
+    LeaseMissing,
+    RunClaimed,
+    RunClaimLost,
+    RunEnded,
+)
+from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import OwnerKeys, run_owners
 from capsule_tasks.storage.runs import scripts
+from capsule_tasks.storage.runs.locations import Place, RunLocations
+from capsule_tasks.storage.runs.run_index import RunIndex
 from tests.contract.storage.runs.subjects import Subject, ask
 
 
@@ -160,3 +170,192 @@ async def test_an_owner_without_a_lease_is_known_once_it_has_one(subject: Subjec
     assert len((await runs.requeue_lapsed()).requeued) == 1
     with pytest.raises(LeaseLost):
         await runs.claim("run-1", "w1")
+
+
+# --- messages that were not sent ------------------------------------------------------------------
+
+
+async def unsent(subject: Subject, runs: object) -> dict[str, str]:
+    """Runs that are found unsent once the time for sending them has passed, by status."""
+    index = RunIndex(RunSettings(prefix=subject.prefix))
+    for entry, _ in await subject.drive(index.page(None, None, "0", 100)):
+        await subject.drive(index.postpone(entry, -1))
+    found = await runs.queued_unsent()  # type: ignore[attr-defined]
+    return {record.run_id: record.status for record in found.runs}
+
+
+async def test_a_new_run_is_found_until_its_message_is_noted_as_sent(subject: Subject) -> None:
+    runs = subject.runs()
+    about = {"schema": "1", "agent": "a"}
+    created = await runs.create("run-1", "user-42", b"", message=b"m", **about)
+    early = await runs.queued_unsent()
+    assert early.runs == []
+    assert 0 < early.next_in_s <= 5
+    assert await unsent(subject, runs) == {"run-1": "queued"}
+    again = await runs.queued_unsent()
+    assert again.runs == [], "two processes were told of it at once"
+    assert 0 < again.next_in_s <= 5
+    record = await runs.read("run-1")
+    assert (record.message, record.unsent_us) == (b"m", created.updated_us)
+    await runs.note_sent("run-1", created.updated_us)
+    assert (await runs.read("run-1")).unsent_us == 0
+    assert await unsent(subject, runs) == {}
+
+
+async def test_a_late_note_is_about_the_message_before(subject: Subject) -> None:
+    """It came when the run had been claimed, parked, and decided on by a process that died."""
+    runs = subject.runs()
+    await subject.worker("w1")
+    created = await runs.create("run-1", "user-42", b"", schema="1", agent="a")
+    claim = await runs.claim("run-1", "w1")
+    await runs.commit(claim, b"", turn=1, status="interrupted", approval_requests=[ask()])
+    assert await unsent(subject, runs) == {}
+    resolved = await runs.approvals.approve("run-1", "call-1")
+    await runs.note_sent("run-1", created.updated_us)
+    assert await unsent(subject, runs) == {"run-1": "queued"}
+    await runs.note_sent("run-1", resolved.updated_us)
+    assert await unsent(subject, runs) == {}
+
+
+@pytest.mark.parametrize("how", ["release", "requeue", "expire", "cancel queued", "cancel parked"])
+async def test_whatever_queues_or_cancels_a_run_needs_a_message(subject: Subject, how: str) -> None:
+    runs = subject.runs()
+    lease = await subject.worker("w1")
+    await runs.create("run-1", "user-42", b"", schema="1", agent="a")
+    expected, updated_us = "queued", 0
+    if how == "cancel queued":
+        cancelled = await runs.cancel("run-1")
+        assert cancelled.resume
+        expected, updated_us = "cancelled", cancelled.updated_us
+    else:
+        claim = await runs.claim("run-1", "w1")
+        assert await unsent(subject, runs) == {}, "the claim shows that a message arrived"
+        asks = [ask(expires_in_s=0.001 if how == "expire" else None)]
+        if how == "release":
+            await runs.release(claim)
+        elif how == "requeue":
+            await lease.release()
+            updated_us = (await runs.requeue("run-1", "w1")).updated_us
+        else:
+            parking = {"turn": 1, "status": "interrupted", "approval_requests": asks}
+            await runs.commit(claim, b"", **parking)
+            if how == "expire":
+                expired = await runs.approvals.expire("run-1")
+                while not expired.calls:
+                    expired = await runs.approvals.expire("run-1")
+                updated_us = expired.updated_us
+            else:
+                cancelled = await runs.cancel("run-1")
+                assert cancelled.resume
+                expected, updated_us = "cancelled", cancelled.updated_us
+    assert await unsent(subject, runs) == {"run-1": expected}
+    await runs.note_sent("run-1", updated_us or (await runs.read("run-1")).unsent_us)
+    assert await unsent(subject, runs) == {}
+
+
+async def test_a_cancel_of_a_running_run_needs_no_message(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    assert not (await runs.cancel("run-1")).resume
+    await runs.commit(claim, b"", turn=1, status="cancelled")
+    assert await unsent(subject, runs) == {}
+
+
+async def test_a_decision_before_the_commit_leaves_the_run_unsent(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1"), ask("c2"))
+    await runs.approvals.approve("run-1", "c1", always=True)
+    claim = await runs.claim("run-1", "w1")
+    parking = {"turn": 2, "status": "interrupted", "approval_requests": [ask("c3")]}
+    done = await runs.commit(claim, b"x", **parking)
+    assert done.status == "queued"
+    assert await unsent(subject, runs) == {"run-1": "queued"}
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+async def listed(runs: object, **query: object) -> list[str]:
+    page = await runs.list(**query)  # type: ignore[attr-defined]
+    assert all(record.snapshot == b"" for record in page.runs)
+    return [record.run_id for record in page.runs]
+
+
+async def test_runs_are_listed_by_status_and_by_agent(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.worker("w1")
+    for run_id, agent in (("r1", "a"), ("r2", "b"), ("r3", "a"), ("r4", "a"), ("r5", "a")):
+        await runs.create(run_id, run_id, b"snapshot", schema="1", agent=agent)
+    for run_id, status in (("r3", "interrupted"), ("r4", "completed"), ("r5", "running")):
+        claim = await runs.claim(run_id, "w1")
+        asks = [ask()] if status == "interrupted" else []
+        await runs.commit(claim, b"x", turn=1, status=status, agent="z", approval_requests=asks)
+    assert await listed(runs, status="queued") == ["r2", "r1"]
+    assert await listed(runs, status="queued", newest_first=False) == ["r1", "r2"]
+    assert await listed(runs, status="queued", agent="a") == ["r1"]
+    assert await listed(runs, agent="a", newest_first=False) == ["r1", "r3", "r4", "r5"]
+    assert await listed(runs, agent="z") == [], "it is listed under its first agent"
+    for status, run_id in (("interrupted", "r3"), ("completed", "r4"), ("running", "r5")):
+        assert await listed(runs, status=status) == [run_id]
+    await runs.approvals.reject("r3", "call-1")
+    assert await listed(runs, status="interrupted") == []
+    assert await listed(runs, status="queued") == ["r3", "r2", "r1"]
+    await runs.cancel("r2")
+    assert await listed(runs, status="cancelled") == ["r2"]
+    assert (await runs.read("r4")).start_agent == "a"
+
+
+async def test_a_list_comes_in_pages(subject: Subject) -> None:
+    runs = subject.runs()
+    for number in range(5):
+        await runs.create(f"r{number}", "user-42", b"", schema="1", agent="a")
+    for newest_first, expected in ((True, ["r4", "r3", "r2", "r1", "r0"]), (False, None)):
+        found, cursor = list[str](), None
+        for _ in range(3):
+            page = await runs.list(limit=2, cursor=cursor, newest_first=newest_first)
+            found += [record.run_id for record in page.runs]
+            cursor = page.cursor
+        assert cursor is None
+        assert found == (expected or ["r0", "r1", "r2", "r3", "r4"])
+    for wrong in ({"cursor": "x"}, {"status": "over"}, {"limit": 0}, {"agent": 5}):
+        with pytest.raises(InvalidSetting):
+            await runs.list(**wrong)
+
+
+async def test_entries_that_are_wrong_are_not_listed_and_a_lost_one_is_put_back(
+    subject: Subject,
+) -> None:
+    settings = RunSettings(prefix=subject.prefix)
+    runs, index = subject.runs(), RunIndex(settings)
+    await runs.create("r1", "user-42", b"", schema="1", agent="a")
+    place = Place("r1", "user-42", "a", RunLocations(settings).keys("user-42", "r1"))
+    gone = Place("gone", "user-42", "a", RunLocations(settings).keys("user-42", "gone"))
+    await subject.drive(index.add(place, "completed"))
+    await subject.drive(index.add(gone, "queued"))
+    assert await listed(runs) == ["r1"]
+    entries = [entry for entry, _ in await subject.drive(index.page(None, None, "0", 100))]
+    assert len(entries) == 3, "an entry was dropped whose run may be about to change"
+    for entry in entries:
+        await subject.drive(index.drop(entry))
+    assert await listed(runs) == []
+    assert await runs.reindex("r1") == "queued"
+    assert await listed(runs, status="queued") == ["r1"]
+
+
+async def test_a_change_is_listed_again_if_it_was_listed_too_long_ago(subject: Subject) -> None:
+    """Its writer had stood still, and a reader may have dropped the entry in the meantime."""
+    settings = RunSettings(prefix=subject.prefix)
+    runs, index = subject.runs(), RunIndex(settings)
+    await subject.parked(runs, ask())
+    core = runs.core if subject.face == "async" else runs.face.core
+    real, calls = core.run_index.add, list[str]()
+
+    def add(place: Place, status: str) -> object:
+        calls.append(status)
+        added_ms = yield from real(place, status)
+        return added_ms - 31_000 if len(calls) == 1 else added_ms
+
+    core.run_index.add = add
+    assert (await runs.approvals.approve("run-1", "call-1")).status == "queued"
+    assert calls == ["queued", "queued"]
+    assert len(await subject.drive(index.page(None, "queued", "0", 9))) == 1

@@ -35,7 +35,8 @@ async def test_a_run_is_made_claimed_committed_and_ended(subject: Subject) -> No
     runs = subject.runs()
     await subject.worker("w1")
     snapshot = b'\x00\xff any bytes {"a": "\xc3\xa9"}'
-    assert await runs.create("run-1", "user-42", snapshot, schema="1.2", agent="a") == "queued"
+    created = await runs.create("run-1", "user-42", snapshot, schema="1.2", agent="a")
+    assert created.status == "queued"
     claim = await runs.claim("run-1", "w1")
     assert (claim.snapshot, claim.revision, claim.turn) == (snapshot, 1, 0)
     assert (claim.schema, claim.agent, claim.cancelled_by) == ("1.2", "a", None)

@@ -60,7 +60,7 @@ async def test_an_ask_that_cannot_be_kept_binds_the_runs_id_to_no_session(
         await runs.create(
             "run-1", "here", b"{}", schema="1", agent="a", approval_requests=[ask(**wrong)]
         )
-    assert await runs.create("run-1", "there", b"{}", schema="1", agent="a") == "queued"
+    assert (await runs.create("run-1", "there", b"{}", schema="1", agent="a")).status == "queued"
 
 
 async def test_a_header_of_a_wrong_type_is_refused(subject: Subject) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore
-from capsule_tasks.storage.runs.types import Status
+from capsule_tasks.storage.runs.types import Decisions, Status
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +77,12 @@ class RunDriver:
         RunClaimLost says that another worker has the run. The errors of `RunStore.claim` pass
         through.
         """
+        before: Claim | None = None
         while True:
             claim = await self._store.claim(
                 run_id, self._incarnation, readable=engine.readable, message=message
             )
+            claim = before = _with_decisions_of(before, claim)
             drive = _Drive(self._store, engine, claim, self._history_of(claim.session_id), publish)
             try:
                 stop = await drive.to_stop(self._turn_timeout_s)
@@ -245,6 +247,20 @@ class _Drive:
     def _tell(self, kind: str, agent: str, data: Any) -> None:
         if self._publish is not None:
             self._publish(RunEvent(kind, agent, data))
+
+
+def _with_decisions_of(before: Claim | None, claim: Claim) -> Claim:
+    """The claim, with what was decided before within the same turn.
+
+    A claim has the decisions about calls that wait. A run that is parked inside its turn waits for
+    other calls each time: without this, two calls that were both decided could take turns at being
+    asked about, and the run would be parked and woken for ever.
+    """
+    if before is None or before.turn != claim.turn:
+        return claim
+    exact = {each.call: each for each in (*before.decisions.exact, *claim.decisions.exact)}
+    decisions = Decisions(tuple(exact.values()), claim.decisions.standing)
+    return replace(claim, decisions=decisions)
 
 
 def _encoded(output: Any) -> bytes:

@@ -98,7 +98,11 @@ class TurnLedger:
         (start,) = starts.calls
         if start.state == "finished":
             return ToolOutcome(start.output or b"")
-        self._check()  # also what a call of the same turn found out meanwhile
+        # Calls of one turn run side by side. One that has to be settled ends the turn, but not the
+        # others: a call that is recorded as started and is not made would have to be settled, too,
+        # and of those that are uncertain people are asked all at once.
+        if self.cancelled_by or self.error or self.failure:
+            self._check()
         if start.state == "go":
             return await self._made(call, make)
         if call.on_uncertain == "park" and start.started_at is not None:
@@ -115,6 +119,7 @@ class TurnLedger:
             self.to_settle[call.key] = request
             raise TurnStopped(f"call {call.key!r} of {call.tool} has to be settled")
         if found.verdict == "again":
+            self._check()
             return await self.tool_call(replace(call, on_uncertain="retry"), make)
 
         async def output() -> bytes:

@@ -388,6 +388,46 @@ async def test_a_reply_that_nobody_asks_for_is_discarded_and_reported(store: Run
     assert events[0] == RunEvent("replies_discarded", "a", {"keys": [":another question:0"]})
 
 
+async def test_calls_side_by_side_are_settled_without_asking_twice(store: RunStore) -> None:
+    """Each answer wakes the run, which must not lose the answer by then waiting for another."""
+
+    class SideBySide(ScriptedEngine):
+        async def turn(self, work: TurnWork) -> TurnEnd:
+            names = ["a", "b", "c"]
+            did = await asyncio.gather(
+                *(self._call_tool(work, name) for name in names), return_exceptions=True
+            )
+            self.rounds += 1
+            assert self.rounds < 10, "the run is woken and parked for ever"
+            return TurnEnd(
+                b"1",
+                "script/1",
+                "a",
+                "completed",
+                [{"turn": 0}],
+                output=[str(each) for each in did],
+            )
+
+        rounds = 0
+
+    engine = SideBySide([[]], on_uncertain="park")
+    driver = await started(store, engine)
+    claim = await store.claim("r", "w1")
+    planned = [PlannedCall(name, ToolCall(name, f"bare:{name}", "a", "{}").fingerprint)
+               for name in "abc"]  # fmt: skip
+    await store.start_calls(claim, planned)
+    await store.release(claim)
+    answers = 0
+    while (await driver.drive("r", engine)).status == "interrupted":
+        for waiting in (await store.read("r")).pending:
+            answers += 1
+            made = waiting.call_id.endswith(":a")
+            await settle(store, "r", waiting.call_id, made=made, output="told")
+    assert json.loads((await store.read("r")).result) == ["told", "b", "c"]
+    assert sorted(engine.effects) == ["b", "c"]
+    assert answers == 3
+
+
 # --- killed at each await ------------------------------------------------------------------------
 
 

@@ -14,6 +14,4 @@ local worker_key, runs_key = KEYS[1], KEYS[2]
 local count = tonumber(ARGV[1])
 local FIRST = 2
 
-if not has_lapsed(worker_key) then return {HELD} end
-each_slice('SREM', runs_key, FIRST, #ARGV)
-return {DONE, unpack(redis.call('SRANDMEMBER', runs_key, count))}
+return read_held(worker_key, runs_key, count, FIRST)

@@ -13,8 +13,8 @@ from capsule_tasks.storage import ApprovalRequest, Claim, History
 from capsule_tasks.storage.codec import Item
 
 OnUncertain = Literal["retry", "park", "fail", "tell"]
-"""What follows if a tool call was started and nobody knows whether it was made: make it again, wait
-for a person who finds out, fail the run, or tell the model."""
+"""The policy for a tool call that was started and may or may not have been made: make it again,
+wait for a person who finds out, fail the run, or tell the model."""
 
 FailureKind = Literal["max_turns", "model", "tool", "guardrail", "timeout", "uncertain", "error"]
 
@@ -72,7 +72,7 @@ class ModelCall(Protocol):
 
 
 class Ledger(Protocol):
-    """What keeps the model calls and tool calls of a turn from happening twice.
+    """Keeps the model calls and tool calls of a turn from happening twice.
 
     Once a method has raised, the turn is over: every later call raises too, and the driver ignores
     what the engine makes of the error. So libraries may turn errors into texts for the model.
@@ -89,7 +89,7 @@ class Ledger(Protocol):
 
 @dataclass(frozen=True)
 class TurnWork:
-    """What an engine needs for one turn."""
+    """The input of an engine for one turn."""
 
     claim: Claim
     ledger: Ledger
@@ -103,7 +103,7 @@ class TurnWork:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """What an engine made of one turn."""
+    """The result of one turn of an engine."""
 
     snapshot: bytes
     schema: str
@@ -115,7 +115,7 @@ class TurnEnd:
     """The run's output, of types that JSON has."""
     failure: RunFailure | None = None
     usage: dict[str, int] = field(default_factory=dict)
-    """What the run's models have used in all its turns, if the engine knows it."""
+    """The usage of the run's models in all its turns, if the engine knows it."""
     live: Any = None
 
 

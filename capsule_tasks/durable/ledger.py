@@ -34,7 +34,7 @@ class JournaledCall:
 
 
 class TurnLedger:
-    """What the model calls and tool calls of one turn did, now or before the turn was cut.
+    """The model calls and tool calls of one turn: made now, or before the turn was cut.
 
     The first reason to stop stays: everything that the turn asks for later is refused as well.
     """

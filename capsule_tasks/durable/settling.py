@@ -8,6 +8,7 @@ its own, so that no standing decision about the tool answers it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ _MADE = "made:"
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What became of an uncertain call: it was made, may be made again, or must not be made."""
+    """The answer about an uncertain call: it was made, may be made again, or must not be made."""
 
     verdict: Literal["made", "again", "never"]
     output: Any = None
@@ -45,7 +46,7 @@ def request_to_settle(call: ToolCall, started_ms: int) -> ApprovalRequest:
 
 
 def settlement(request: ApprovalRequest, decisions: Decisions) -> Settlement | None:
-    """What people have decided about a request; None if nobody has."""
+    """The decision that people have taken about a request; None if there is none."""
     of_tool = [
         each
         for each in decisions.standing
@@ -59,7 +60,9 @@ def settlement(request: ApprovalRequest, decisions: Decisions) -> Settlement | N
         return Settlement("again")
     message = decided[0].message or DEFAULT_REJECTION
     if message.startswith(_MADE):
-        return Settlement("made", msgspec.json.decode(message.removeprefix(_MADE)))
+        # A person who rejects the request may begin a message with the same word.
+        with contextlib.suppress(msgspec.DecodeError):
+            return Settlement("made", msgspec.json.decode(message.removeprefix(_MADE)))
     return Settlement("never", message)
 
 

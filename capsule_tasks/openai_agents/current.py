@@ -18,7 +18,7 @@ UNCERTAIN = (
     "This call was started before and was interrupted. Whether it took effect is unknown. Find out "
     "before you make it again."
 )
-"""What the model is told of an uncertain call of a tool whose policy is `tell`."""
+"""The text for the model about an uncertain call of a tool whose policy is `tell`."""
 
 
 @dataclass

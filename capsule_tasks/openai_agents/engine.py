@@ -160,7 +160,7 @@ class OpenAIEngine:
     # --- before a turn ---------------------------------------------------------------------------
 
     async def _given(self, work: TurnWork) -> tuple[Any, Any]:
-        """What the runner is given: the input of a new run, or the state after the last turn."""
+        """The runner's input: that of a new run, or the state after the last turn."""
         claim = work.claim
         if work.live is not None:
             return work.live, None

@@ -112,7 +112,7 @@ def _function(tool: FunctionTool, invoke: Any) -> Any:
 
 
 class _Original:
-    """What the SDK looks at to choose the context of a tool."""
+    """Stands for a tool where the SDK chooses the context by the signature of its function."""
 
     def __init__(self, invoke: Any) -> None:
         self.on_invoke_tool = invoke

@@ -23,7 +23,7 @@ METER_EVERY_S = 0.25
 COUNT_EVERY_S = 1.0
 """Between two times that it is counted, for a tenant with a limit."""
 IDLE_MS = 1000
-"""What a child may use after a call, although its tenant is over the limit: for its checkpoint."""
+"""The time of a child after a call although its tenant is over the limit: for its checkpoint."""
 _LEASES = 3
 """Renewals that may fail until a place lapses."""
 
@@ -146,7 +146,7 @@ class UsageWatch:
         self._stop = stop
         self._counted_ms = 0
         self._since_ms = 0
-        """What had been used when the call began, or the last one ended."""
+        """The time used when the call began, or the last one ended."""
         self._is_in_call = False
 
     async def run(self) -> None:

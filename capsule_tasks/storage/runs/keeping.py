@@ -1,4 +1,4 @@
-"""What any process does for runs that it does not own, as generators without I/O.
+"""Operations of any process on runs that it does not own, as generators without I/O.
 
 A run goes on although everybody forgets it: those of lapsed owners are queued again, and those that
 nobody is known to have sent a message for are found.

@@ -24,7 +24,7 @@ from capsule_tasks.storage.scripts import Call, Code
 
 
 class LedgerCore:
-    """What an owner records while it makes a turn; the docstrings hold for both facades."""
+    """Records of an owner while it makes a turn; the docstrings hold for both facades."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings

@@ -135,6 +135,15 @@ class RunConflict(RetryError):
     revision: int
 
 
+@described("run {run_id!r} is {status} after a wait of {timeout_s} s")
+class RunTimeout(CallerError, TimeoutError):
+    """A run did not end, or did not park, within the time in which its caller waited for it."""
+
+    run_id: str
+    status: str
+    timeout_s: float
+
+
 @described("{what} has {size} bytes, over the limit of {limit}")
 class RunTooLarge(CallerError, ValueError):
     """A snapshot or an output is over its limit; nothing was written."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from capsule_tasks.errors import StorageError
 from capsule_tasks.storage.awaiting import result_of, without_waiting
-from capsule_tasks.storage.connections.targets import Location
+from capsule_tasks.storage.connections.targets import Location, Target
 from capsule_tasks.storage.operations import Abandon, Operation, Pause, Reply, closed
 from capsule_tasks.storage.scripts import Call
 
@@ -33,6 +33,8 @@ class Store(Protocol):
     def is_closed(self) -> bool: ...
     @property
     def location(self) -> Location: ...
+    @property
+    def target(self) -> Target | None: ...  # None for a client that belongs to the caller
 
 
 class AsyncStore(Store, Protocol):

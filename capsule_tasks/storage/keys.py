@@ -114,6 +114,7 @@ class RunKeys(SessionKeys):
         self.run = f"{self._root}:run:{escaped('run id', run_id)}"
         self.ledger = f"{self.run}:ledger"
         self.journal = f"{self.run}:journal"
+        self.channel = f"{self.run}:changed"
 
 
 def run_location(run_id: str, prefix: str = "capsule") -> str:

@@ -29,8 +29,8 @@ class AsyncConnections:
     """
 
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
-        self._target = targets.parsed(url, settings or ConnectionSettings())
-        self.location = self._target.location
+        self.target = targets.parsed(url, settings or ConnectionSettings())
+        self.location = self.target.location
         self.is_closed = False
         self._forget_loops()
         _all.add(self)
@@ -60,11 +60,11 @@ class AsyncConnections:
         with self._lock:
             for other in [other for other in self._by_loop if other.is_closed()]:
                 del self._by_loop[other]
-            permits = asyncio.Semaphore(self._target.settings.max_connections)
+            permits = asyncio.Semaphore(self.target.settings.max_connections)
             caller = (
-                ClusterCaller(async_cluster(self._target), permits)
-                if self._target.kind == "cluster"
-                else EndpointCaller(AsyncEndpoint(self._target), permits)
+                ClusterCaller(async_cluster(self.target), permits)
+                if self.target.kind == "cluster"
+                else EndpointCaller(AsyncEndpoint(self.target), permits)
             )
             keeper = self._close_with_loop(loop, caller)
             self._by_loop[loop] = (caller, keeper)
@@ -99,6 +99,7 @@ class InjectedClient(ClusterCaller):
     """A client that belongs to the caller: used as it is, never closed."""
 
     is_closed = False
+    target = None
 
     def __init__(self, client: Any) -> None:
         super().__init__(client, nullcontext())

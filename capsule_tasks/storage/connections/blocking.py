@@ -26,8 +26,8 @@ class SyncConnections:
     """
 
     def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
-        self._target = targets.parsed(url, settings or ConnectionSettings())
-        self.location = self._target.location
+        self.target = targets.parsed(url, settings or ConnectionSettings())
+        self.location = self.target.location
         self.is_closed = False
         self._lock = threading.Lock()
         self._caller: EndpointCaller | ClusterCaller | None = None
@@ -52,11 +52,11 @@ class SyncConnections:
             self._lock = threading.Lock()
             self._pid, self._caller = os.getpid(), None
         with self._lock:
-            if self._caller is None and self._target.kind == "cluster":
+            if self._caller is None and self.target.kind == "cluster":
                 with storage_errors(was_sent=False):  # the client asks for its nodes at once
-                    self._caller = ClusterCaller(sync_cluster(self._target), nullcontext())
+                    self._caller = ClusterCaller(sync_cluster(self.target), nullcontext())
             elif self._caller is None:
-                self._caller = EndpointCaller(SyncEndpoint(self._target), nullcontext())
+                self._caller = EndpointCaller(SyncEndpoint(self.target), nullcontext())
             return self._caller
 
 
@@ -64,6 +64,7 @@ class InjectedSyncClient:
     """A client that belongs to the caller: used as it is, never closed."""
 
     is_closed = False
+    target = None
 
     def __init__(self, client: Any) -> None:
         self._caller = ClusterCaller(client, nullcontext())

@@ -21,6 +21,7 @@ from capsule_tasks.settings import ConnectionSettings, RetrySettings
 from capsule_tasks.storage.connections import targets
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint
 from capsule_tasks.storage.connections.faults import FAULTS
+from capsule_tasks.storage.connections.targets import Target
 from capsule_tasks.storage.operations import closed, delay_s
 
 log = logging.getLogger("capsule_tasks.storage")
@@ -55,17 +56,23 @@ class Doorbells:
 
     def __init__(
         self,
-        url: str,
+        url: str | Target,
         settings: ConnectionSettings | None = None,
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """`timeout_s` is how long `listen` waits while Redis is unavailable; None: for ever."""
+        """`timeout_s` is how long `listen` waits while Redis is unavailable; None: for ever.
+
+        A URL that was parsed before has the settings with which it was.
+        """
         self._timeout_s = timeout_s
         self._fault: BaseException | None = None
-        self._settings = settings or ConnectionSettings()
+        target = (
+            targets.parsed(url, settings or ConnectionSettings()) if isinstance(url, str) else url
+        )
+        self._settings = target.settings
         # To any node of a cluster: nodes pass messages on to each other.
-        self._endpoint = AsyncEndpoint(targets.parsed(url, self._settings))
+        self._endpoint = AsyncEndpoint(target)
         self._channels: dict[bytes, _Channel] = {}
         self._connection: AbstractConnection | None = None
         self._server: asyncio.Task[None] | None = None

@@ -59,7 +59,7 @@ class PipelinedConnection:
         """With `replicas` a reply is given once so many replicas have the write, or timed out."""
         self._settings = settings = settings or ConnectionSettings()
         self._replication = (replicas, int(replica_wait_s * 1000))
-        target = targets.parsed(url, settings)
+        self.target = target = targets.parsed(url, settings)
         self.location = target.location
         if target.kind == "cluster" and replicas:
             raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")

@@ -9,11 +9,13 @@ from functools import cached_property
 
 from capsule_tasks.settings import LeaseSettings, RunSettings
 from capsule_tasks.storage import facades
+from capsule_tasks.storage.kept_leases import kept, kept_blocking
 from capsule_tasks.storage.leases import LeaseCore
 from capsule_tasks.storage.runs.approvals import ApprovalCore
 from capsule_tasks.storage.runs.core import RunCore
 from capsule_tasks.storage.runs.keeping import KeeperCore
-from capsule_tasks.storage.runs.kept_leases import kept, kept_blocking
+from capsule_tasks.storage.runs.types import RunRecord
+from capsule_tasks.storage.runs.waiting import LoopDoorbells, Until, wait, wait_blocking
 
 
 class _Lease(facades.Facade[facades.Target]):
@@ -79,6 +81,7 @@ class _RunStore(facades.Facade[facades.Target]):
     def __init__(self, redis: facades.Target, *, settings: RunSettings | None = None) -> None:
         super().__init__(redis)
         self.core = KeeperCore(settings or RunSettings(), self.store.location)
+        self._doorbells = LoopDoorbells()
 
     create = facades.Method(RunCore.create)
     claim = facades.Method(RunCore.claim)
@@ -105,6 +108,16 @@ class RunStore(_RunStore[facades.AsyncTarget], facades.AsyncFacade):
     def approvals(self) -> Approvals:
         return Approvals(self.store, self.core)
 
+    async def wait(
+        self, run_id: str, *, until: Until = "ended", timeout_s: float | None = None
+    ) -> RunRecord:
+        """The run, without its snapshot, as soon as it has ended; with `parked` also once it parks.
+
+        Raises RunTimeout, RunNotFound, and StorageUnavailable if Redis stays away. Waiters of one
+        event loop share one connection besides those of the store, which must be made from a URL.
+        """
+        return await wait(self.core, self.store, self._doorbells, run_id, until, timeout_s)
+
     def lease(self, incarnation: str, settings: LeaseSettings | None = None) -> Lease:
         """A worker's lease on the Redis of these runs, which a claim checks."""
         return Lease(incarnation, self.store, settings=settings, prefix=self.core.settings.prefix)
@@ -116,6 +129,12 @@ class SyncRunStore(_RunStore[facades.SyncTarget], facades.SyncFacade):
     @cached_property
     def approvals(self) -> SyncApprovals:
         return SyncApprovals(self.store, self.core)
+
+    def wait(
+        self, run_id: str, *, until: Until = "ended", timeout_s: float | None = None
+    ) -> RunRecord:
+        """As `RunStore.wait`; each call has a connection of its own while it lasts."""
+        return wait_blocking(self.core, self.store, run_id, until, timeout_s)
 
     def lease(self, incarnation: str, settings: LeaseSettings | None = None) -> SyncLease:
         """A worker's lease on the Redis of these runs, which a claim checks."""

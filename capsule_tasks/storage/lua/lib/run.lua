@@ -22,12 +22,13 @@ local function load_run(run_key)
     'cancel', 'pending', 'updated', 'schema', 'agent', 'unsent')
   if not got[1] then return nil end
   return {
-    status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]), owner = got[4],
+    was = got[1], status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]), owner = got[4],
     token = tonumber(got[5]), cancel = got[6], pending = cmsgpack.unpack(got[7]),
     updated = tonumber(got[8]), schema = got[9], agent = got[10], unsent = got[11],
   }
 end
 
+-- Rings the run's doorbell if its status has changed.
 local function save_run(run_key, ledger_key, run, now_us, ttl_ms)
   run.updated = math.max(run.updated + 1, now_us)
   if run.needs_message then run.unsent = whole(run.updated) end
@@ -40,6 +41,7 @@ local function save_run(run_key, ledger_key, run, now_us, ttl_ms)
     'schema', run.schema, 'agent', run.agent, 'unsent', run.unsent)
   redis.call('PEXPIRE', run_key, ttl_ms)
   redis.call('PEXPIRE', ledger_key, ttl_ms)
+  if run.status ~= run.was then redis.call('PUBLISH', run_key .. ':changed', '') end
 end
 
 local function entry_of(ledger_key, field)

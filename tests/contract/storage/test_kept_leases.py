@@ -12,8 +12,8 @@ import redis.asyncio
 
 from capsule_tasks.errors import LeaseLost, StorageUnavailable
 from capsule_tasks.settings import LeaseSettings
+from capsule_tasks.storage.kept_leases import Renewals
 from capsule_tasks.storage.keys import WorkerKeys
-from capsule_tasks.storage.runs.kept_leases import Renewals
 from capsule_tasks.storage.runs.store import Lease, SyncLease
 from tests.servers import fresh_prefix
 

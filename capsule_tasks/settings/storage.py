@@ -5,6 +5,7 @@ named sessions, and the steps of tasks.
 from capsule_tasks.settings.declared import (
     MIB,
     ByteCount,
+    Count,
     PositiveCount,
     PositiveSeconds,
     Seconds,
@@ -31,6 +32,15 @@ class ConnectionSettings(Settings, frozen=True, kw_only=True):
     """Silence after which a connection is closed; a call that was sent may still have been done."""
     max_connections: PositiveCount = 64
     """Connections of one event loop; further calls wait for their turn."""
+    replicas: Count = 0
+    """So many replicas must have what a call has written before it counts as stored."""
+    replica_wait_s: PositiveSeconds = 1.0
+    """How long the replicas have; then it counts as stored all the same, with a warning."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take, replicas included."""
+        return self.reply_timeout_s + (self.replica_wait_s if self.replicas else 0)
 
 
 class HistorySettings(Settings, frozen=True, kw_only=True):

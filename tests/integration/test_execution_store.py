@@ -37,6 +37,8 @@ from capsule_tasks.settings import (
     LeaseSettings,
     RetrySettings,
 )
+from capsule_tasks.storage.connections.asynchronous import AsyncConnections
+from capsule_tasks.storage.connections.blocking import SyncConnections
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.executions.holds import HoldStore
 from capsule_tasks.storage.executions.store import ExecutionStore
@@ -50,6 +52,10 @@ from tests.servers import fresh_prefix
 HANG_S = 60
 PATIENT = RetrySettings(attempts=50, first_delay_s=0.001, max_delay_s=0.01)
 END = encode_event(Ended(outcome=Outcome.SUCCEEDED))
+
+
+def replicated(wait_s: float) -> ConnectionSettings:
+    return ConnectionSettings(replicas=1, replica_wait_s=wait_s)
 
 
 def output(text: str, offset: int = 0) -> bytes:
@@ -340,7 +346,7 @@ async def test_a_write_waits_for_the_replica(
         replica.replicaof("127.0.0.1", first.port)
         while replica.info("replication")["master_link_status"] != "up":
             await asyncio.sleep(0.02)
-        connection = PipelinedConnection(first.url, replicas=1, replica_wait_s=HANG_S)
+        connection = PipelinedConnection(first.url, replicated(HANG_S))
         store = ExecutionStore(connection, settings=settings())
         try:
             for number in range(50):
@@ -350,7 +356,7 @@ async def test_a_write_waits_for_the_replica(
         finally:
             await connection.close()
         replica.replicaof("NO", "ONE")
-        impatient = PipelinedConnection(first.url, replicas=1, replica_wait_s=0.05)
+        impatient = PipelinedConnection(first.url, replicated(0.05))
         store = ExecutionStore(impatient, settings=settings())
         try:
             claimed = await asyncio.gather(
@@ -386,5 +392,6 @@ async def test_a_demoted_primary_is_left_for_the_server_that_has_its_address_now
 
 
 def test_replicas_of_a_cluster_are_refused() -> None:
-    with pytest.raises(InvalidSetting, match="replicas = 1"):
-        PipelinedConnection("redis+cluster://127.0.0.1:1", replicas=1)
+    for kind in (PipelinedConnection, AsyncConnections, SyncConnections):
+        with pytest.raises(InvalidSetting, match="replicas = 1"):
+            kind("redis+cluster://127.0.0.1:1", replicated(1.0))

@@ -39,6 +39,7 @@ from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.publishing.worker_lease import WorkerLease
 from capsule_tasks.protocol.events import AttemptClaimed, encode_event
 from capsule_tasks.settings import (
+    ConnectionSettings,
     ExecutionSettings,
     LeaseSettings,
     NamedSessionSettings,
@@ -94,7 +95,8 @@ class Publisher:
         self.worker = worker
         self.settings = settings
         self.connection = PipelinedConnection(
-            url, replicas=settings.replicas, replica_wait_s=settings.replica_wait_s
+            url,
+            ConnectionSettings(replicas=settings.replicas, replica_wait_s=settings.replica_wait_s),
         )
         self._keeps_order = self.connection.preserves_order
         self.store = ExecutionStore(self.connection, settings=retention)

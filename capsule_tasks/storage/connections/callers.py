@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError
 from capsule_tasks.storage.awaiting import result_of
 from capsule_tasks.storage.connections.endpoints import AsyncEndpoint, SyncEndpoint, close_client
 from capsule_tasks.storage.connections.faults import FAULTS, storage_errors, to_storage_error
+from capsule_tasks.storage.connections.replication import check_replicas, replica_wait
 from capsule_tasks.storage.operations import Reply, closed, reply_of
 from capsule_tasks.storage.scripts import Call
 
@@ -28,6 +29,7 @@ class EndpointCaller:
     def __init__(self, endpoint: AsyncEndpoint | SyncEndpoint, permits: Permits) -> None:
         self._endpoint = endpoint
         self._permits = permits
+        self._settings = endpoint.settings
         self._free: list[Any] = []
         self._in_use: set[Any] = set()
         self._is_closed = False
@@ -49,8 +51,8 @@ class EndpointCaller:
                 if self._is_closed:
                     raise closed()
                 was_sent = True
-                async with self._endpoint.time_limit(self._endpoint.settings.reply_timeout_s):
-                    reply = await _called(connection, call)
+                async with self._endpoint.time_limit(self._settings.timeout_s):
+                    reply = await self._replicated(connection, call)
                 is_sound = True
                 return reply
             except FAULTS as error:
@@ -69,6 +71,15 @@ class EndpointCaller:
                     await result_of(connection.disconnect(True))
                 if not self._is_closed:
                     self._free.append(connection)
+
+    async def _replicated(self, connection: Any, call: Call) -> Reply:
+        """The reply, once replicas have what the call has written, or have had their time."""
+        reply = await _called(connection, call)
+        if self._settings.replicas:
+            wait = replica_wait(self._settings)
+            await result_of(connection.send_command(*wait, check_health=False))
+            check_replicas(await result_of(connection.read_response()), self._settings.replicas)
+        return reply
 
     async def close(self) -> None:
         self._is_closed = True

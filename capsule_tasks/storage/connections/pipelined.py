@@ -14,7 +14,6 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ResponseError
 
 from capsule_tasks.errors import (
-    InvalidSetting,
     StorageClosed,
     StorageError,
     StorageUnavailable,
@@ -30,6 +29,7 @@ from capsule_tasks.storage.connections.faults import (
     storage_errors,
     to_storage_error,
 )
+from capsule_tasks.storage.connections.replication import check_replicas, replica_wait
 from capsule_tasks.storage.operations import Reply, closed, no_reply
 from capsule_tasks.storage.scripts import Call
 
@@ -48,21 +48,10 @@ class PipelinedConnection:
     is cancelled does not disturb the others: its reply is dropped when it comes.
     """
 
-    def __init__(
-        self,
-        url: str,
-        settings: ConnectionSettings | None = None,
-        *,
-        replicas: int = 0,
-        replica_wait_s: float = 1.0,
-    ) -> None:
-        """With `replicas` a reply is given once so many replicas have the write, or timed out."""
+    def __init__(self, url: str, settings: ConnectionSettings | None = None) -> None:
         self._settings = settings = settings or ConnectionSettings()
-        self._replication = (replicas, int(replica_wait_s * 1000))
         self.target = target = targets.parsed(url, settings)
         self.location = target.location
-        if target.kind == "cluster" and replicas:
-            raise InvalidSetting("replicas", replicas, "0 where the Redis is a cluster")
         self._others = AsyncConnections(url, settings) if target.kind == "cluster" else None
         self.preserves_order = self._others is None
         """Whether calls are done in the order in which they were made."""
@@ -125,9 +114,7 @@ class PipelinedConnection:
             if self.is_closed:
                 await connection.disconnect(nowait=True)
                 raise closed()
-            self._link = PipelinedLink(
-                connection, self._settings.reply_timeout_s, self._replication
-            )
+            self._link = PipelinedLink(connection, self._settings)
             return self._link
 
 
@@ -137,16 +124,15 @@ class PipelinedLink:
     def __init__(
         self,
         connection: AbstractConnection,
-        timeout_s: float,
-        replication: tuple[int, int],
+        settings: ConnectionSettings,
     ) -> None:
         self.is_broken = False
-        self._replicas, wait_ms = replication
-        self._wait = connection.pack_command("WAIT", self._replicas, wait_ms)
+        self._replicas = settings.replicas
+        self._wait = connection.pack_command(*replica_wait(settings))
         self._unreplicated: list[tuple[Callable[[Any], object], Any]] = []
         """Replies that wait until the replicas have what was done."""
         self._connection = connection
-        self._timeout_s = timeout_s + (wait_ms / 1000 if self._replicas else 0)
+        self._timeout_s = settings.timeout_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Callable[[Any], object], float]] = deque()
         self._outbox: list[bytes] = []
@@ -244,8 +230,7 @@ class PipelinedLink:
     def _on_replicated(self, reply: Any) -> None:
         if self.is_broken:
             return
-        if reply != self._replicas:
-            log.warning("Redis: %s replicas have what was written, not %s", reply, self._replicas)
+        check_replicas(reply, self._replicas)
         unreplicated, self._unreplicated = self._unreplicated, []
         for on_reply, answer in unreplicated:
             self._deliver(on_reply, answer)

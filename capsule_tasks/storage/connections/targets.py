@@ -120,7 +120,7 @@ class _Refused(ValueError):
 def parsed(url: str, settings: ConnectionSettings) -> Target:
     """The target of a URL; refuses what is none, without repeating a password."""
     try:
-        return _parsed(url, settings)
+        target = _parsed(url, settings)
     except _Refused as refused:
         must = str(refused)
     except ValueError:  # Python's own message is not repeated: it may show a password as the port
@@ -128,6 +128,10 @@ def parsed(url: str, settings: ConnectionSettings) -> Target:
             "a URL of Redis: hosts, ports up to 65535, options with values of their kind, and "
             "/ ? # @ in a password written as %2F %3F %23 %40"
         )
+    else:
+        if target.kind == "cluster" and settings.replicas:
+            raise InvalidSetting("replicas", settings.replicas, "0 where the Redis is a cluster")
+        return target
     raise InvalidSetting("url", _without_password(url), must)
 
 
@@ -159,7 +163,7 @@ def _parsed(url: str, settings: ConnectionSettings) -> Target:
         options.pop("db", None)
     options |= {
         "socket_connect_timeout": settings.connect_timeout_s,
-        "socket_timeout": settings.reply_timeout_s,
+        "socket_timeout": settings.timeout_s,
     }
     return Target(kind, addresses, service, is_tls, options, sentinel_options, settings)
 

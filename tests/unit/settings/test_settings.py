@@ -222,6 +222,8 @@ SMALLEST = {
     "ConnectionSettings.connect_timeout_s": 0.001,
     "ConnectionSettings.reply_timeout_s": 0.001,
     "ConnectionSettings.max_connections": 1,
+    "ConnectionSettings.replicas": 0,
+    "ConnectionSettings.replica_wait_s": 0.001,
     "HistorySettings.ttl_s": 0.001,
     "HistorySettings.max_item_bytes": 1,
     "HistorySettings.max_items": 1,

@@ -40,8 +40,13 @@ from capsule_tasks.openai_agents.hooks import QuietRunHooks, starts_hidden_of
 from capsule_tasks.openai_agents.models import JournalingProvider, journaled
 from capsule_tasks.openai_agents.session import BufferedSession
 from capsule_tasks.runs import AgentId
-from capsule_tasks.runs.identity import ToolKind
-from capsule_tasks.runs.parking import OPENAI_SCHEMA, Limits, parked_openai, resumed_openai
+from capsule_tasks.runs.parking import (
+    OPENAI_SCHEMA,
+    Limits,
+    check_tools,
+    parked_openai,
+    resumed_openai,
+)
 from capsule_tasks.storage import ApprovalRequest, Claim
 
 INPUT_SCHEMA = "openai-agents-input/1"
@@ -78,12 +83,13 @@ class OpenAIEngine:
         context_serializer: Callable[[Any], Mapping[str, Any]] | None = None,
         context_deserializer: Callable[[Mapping[str, Any]], Any] | None = None,
         on_uncertain: OnUncertain | Mapping[str, OnUncertain] = "park",
-        limits: Limits | None = None,
+        limits: Limits | Mapping[str, Limits] | None = None,
     ) -> None:
         """`on_uncertain` is one policy, or policies by `ToolKey.text` such as `bare:refund`.
 
-        `limits` hold for every approval. `context_serializer` and `context_deserializer` are those
-        of the SDK's `RunState`; without them a context is a mapping of JSON.
+        `limits` are those of approvals: one for all, or some by `ToolKey.text`.
+        `context_serializer` and `context_deserializer` are those of the SDK's `RunState`; without
+        them a context is a mapping of JSON.
         """
         self._agent = agent
         self._hooks = QuietRunHooks(hooks) if hooks is not None else None
@@ -92,7 +98,10 @@ class OpenAIEngine:
         self._serializer = context_serializer
         self._deserializer = context_deserializer
         self._on_uncertain = _policies(on_uncertain)
-        self._limits = limits
+        self._limits: dict[str, Any] = {"limits": limits}
+        if isinstance(limits, Mapping):
+            check_tools("limits", limits)
+            self._limits = {"of_tool": limits}
         self._run_config = _lasting(run_config)
         prepare(agent)
 
@@ -114,7 +123,7 @@ class OpenAIEngine:
     def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
         if claim.schema == INPUT_SCHEMA:
             return ()
-        return parked_openai(claim.snapshot, limits=self._limits).approval_requests
+        return parked_openai(claim.snapshot, **self._limits).approval_requests
 
     def encoded(self, output: Any) -> bytes:
         return outputs.encoded(output)
@@ -208,7 +217,7 @@ class OpenAIEngine:
             "output_tokens": spent.output_tokens,
         }
         if result.interruptions:
-            parts = parked_openai(snapshot, limits=self._limits)
+            parts = parked_openai(snapshot, **self._limits)
             return TurnEnd(
                 snapshot,
                 parts.schema,
@@ -262,11 +271,7 @@ def _policies(given: Any) -> Callable[[str], OnUncertain]:
     for value in (default, *policies.values()):
         if value not in allowed:
             raise InvalidSetting("on_uncertain", value, f"one of {', '.join(allowed)}")
-    kinds = tuple(f"{kind}:" for kind in get_args(ToolKind))
-    for text in policies:
-        if not text.startswith(kinds):
-            must = "tools' keys as text, as ToolKey('refund').text is: 'bare:refund'"
-            raise InvalidSetting("on_uncertain", text, must)
+    check_tools("on_uncertain", policies)
     return lookup(policies, default)
 
 

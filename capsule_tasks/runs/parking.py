@@ -62,22 +62,27 @@ def parked(
 
     An example is `bare:refund`. A name alone is refused, since it would limit nothing.
     """
-    kinds = tuple(f"{kind}:" for kind in get_args(ToolKind))
-    for text in of_tool or {}:
-        if not str(text).startswith(kinds):
-            must = "tools' keys as text, as ToolKey('refund').text is: 'bare:refund'"
-            raise InvalidSetting("of_tool", text, must)
+    check_tools("of_tool", of_tool or {})
     waiting = state.unresolved()
     _check_ids_differ(waiting, "$.calls")
-    requests = tuple(
-        _request(call, (of_tool or {}).get(call.tool.text) or limits) for call in waiting
-    )
+    requests = tuple(_request(call, limits, of_tool or {}) for call in waiting)
     snapshot = state.to_string().encode()
     return Parked(snapshot, CURRENT_SCHEMA_VERSION, state.agent.text, requests)
 
 
-def _request(call: PendingCall, limits: Limits | None) -> ApprovalRequest:
-    own = limits or Limits()
+def check_tools(name: str, by_tool: Mapping[str, object]) -> None:
+    """Refuse keys that are no `ToolKey.text`: what they are given would hold for no tool."""
+    kinds = tuple(f"{kind}:" for kind in get_args(ToolKind))
+    for text in by_tool:
+        if not str(text).startswith(kinds):
+            must = "tools' keys as text, as ToolKey('refund').text is: 'bare:refund'"
+            raise InvalidSetting(name, text, must)
+
+
+def _request(
+    call: PendingCall, limits: Limits | None, of_tool: Mapping[str, Limits]
+) -> ApprovalRequest:
+    own = of_tool.get(call.tool.text) or limits or Limits()
     return ApprovalRequest(
         call_id=call.call_id,
         tool=call.tool.text,
@@ -163,16 +168,24 @@ def _agent(text: str) -> AgentId:
     return AgentId(unquote(name), unquote(tag) or None)
 
 
-def parked_openai(snapshot: str | bytes, *, limits: Limits | None = None) -> Parked:
+def parked_openai(
+    snapshot: str | bytes,
+    *,
+    limits: Limits | None = None,
+    of_tool: Mapping[str, Limits] | None = None,
+) -> Parked:
     """A snapshot of openai-agents, unchanged, with the header that is read from its JSON.
+
+    `of_tool` has limits by `ToolKey.text`, which override `limits`.
 
     The calls that wait are those of the SDK's `get_interruptions`. InvalidRunState refuses a call
     that does not say what it would execute, and two calls with one id.
     """
+    check_tools("of_tool", of_tool or {})
     given = snapshot.encode() if isinstance(snapshot, str) else snapshot
     version, agent, calls = read_snapshot(given)
     _check_ids_differ(calls, INTERRUPTIONS)
-    requests = tuple(_request(call, limits) for call in calls)
+    requests = tuple(_request(call, limits, of_tool or {}) for call in calls)
     return Parked(given, f"{OPENAI_SCHEMA}{version}", agent.text, requests)
 
 

@@ -158,8 +158,32 @@ def test_policies_that_limit_nothing_are_refused() -> None:
         OpenAIEngine(Agent(name="a"), on_uncertain={"refund": "park"})
     with pytest.raises(InvalidSetting, match="one of retry"):
         OpenAIEngine(Agent(name="a"), on_uncertain="ask")  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="limits = 'refund'"):
+        OpenAIEngine(Agent(name="a"), limits={"refund": Limits(expires_in_s=60)})
     with pytest.raises(InvalidSetting, match="not empty"):
         OpenAIEngine(Agent(name="a")).first("")
+
+
+async def test_approvals_have_the_limits_of_their_tools(store: RunStore) -> None:
+    @function_tool(needs_approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    @function_tool(needs_approval=True)
+    async def mail() -> str:
+        return "mailed"
+
+    model = StatelessModel([calls("pay", "{}", "p"), calls("mail", "{}", "m")])
+    agent = Agent(name="a", model=model, tools=[pay, mail])
+    limits = {"bare:pay": Limits(expires_in_s=60, may_decide=("ops",))}
+    runs = Runs(store, OpenAIEngine(agent, limits=limits))
+    await runs.start()
+    await runs.drive()
+    waiting = {call.call_id: call for call in (await store.read("r")).pending}
+    assert waiting["p"].may_decide == ("ops",)
+    assert waiting["p"].expires_at is not None
+    assert waiting["m"].may_decide is None
+    assert waiting["m"].expires_at is None
 
 
 async def test_a_run_of_an_agent_that_is_not_there_is_handed_back(store: RunStore) -> None:

@@ -23,14 +23,14 @@ class TurnStopped(Exception):
 
 @dataclass
 class JournaledCall:
-    """One model call: its reply from the journal, or the key under which it will be stored."""
+    """One model call: its reply from the journal, or a place for its reply."""
 
     ledger: TurnLedger
-    key: str
+    question: str
     reply: bytes | None
 
     async def record(self, reply: bytes) -> None:
-        await self.ledger.record(self.key, reply)
+        await self.ledger.record(self.question, reply)
 
 
 class TurnLedger:
@@ -51,7 +51,9 @@ class TurnLedger:
         self._claim = claim
         self._journal = journal
         self._encode = encode
-        self._asked = Counter[str]()
+        self._answered = Counter[str]()
+        """The replies that each question has got in this turn, from the journal or from the model.
+        An attempt that failed has no number: it left no reply, and is not made again."""
         self._unused = set(journal)
         self.cancelled_by: str | None = None
         self.error: Exception | None = None
@@ -71,14 +73,18 @@ class TurnLedger:
 
     def model_call(self, path: str, digest: str) -> ModelCall:
         self._check()
-        asked = f"{path}:{digest}"
-        key = f"{asked}:{self._asked[asked]}"
-        self._asked[asked] += 1
-        self._unused.discard(key)
-        return JournaledCall(self, key, self._journal.get(key))
+        question = f"{path}:{digest}"
+        key = self._key_of_next_reply(question)
+        reply = self._journal.get(key)
+        if reply is not None:
+            self._answered[question] += 1
+            self._unused.discard(key)
+        return JournaledCall(self, question, reply)
 
-    async def record(self, key: str, reply: bytes) -> None:
+    async def record(self, question: str, reply: bytes) -> None:
         self._check()
+        key = self._key_of_next_reply(question)
+        self._answered[question] += 1
         try:
             cancelled_by = await self._store.journal(self._claim, key, reply)
         except CapsuleError as error:
@@ -134,6 +140,9 @@ class TurnLedger:
         except CapsuleError as error:
             raise self._stopped(error) from error
         return ToolOutcome(output)
+
+    def _key_of_next_reply(self, question: str) -> str:
+        return f"{question}:{self._answered[question]}"
 
     def _uncertain(self, call: ToolCall) -> ToolOutcome:
         why = f"call {call.key!r} of {call.tool} was started, and whether it was made is unknown"

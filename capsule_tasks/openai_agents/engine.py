@@ -15,6 +15,7 @@ from agents import (
     InputGuardrailTripwireTriggered,
     MaxTurnsExceeded,
     ModelBehaviorError,
+    ModelTimeoutError,
     OutputGuardrailTripwireTriggered,
     RunConfig,
     RunHooks,
@@ -22,12 +23,14 @@ from agents import (
     RunState,
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
+    ToolTimeoutError,
     UserError,
 )
 from agents.items import HandoffOutputItem
 from agents.models.multi_provider import MultiProvider
 from agents.run_config import DEFAULT_MAX_TURNS
 from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
+from openai import APITimeoutError
 from pydantic import TypeAdapter
 
 from capsule_tasks.durable import OnUncertain, RunFailure, TurnEnd, TurnWork
@@ -58,6 +61,7 @@ GUARDRAILS = (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
 )
+TIMEOUTS = (ModelTimeoutError, ToolTimeoutError, APITimeoutError)
 
 
 class OpenAIEngine:
@@ -303,6 +307,8 @@ def _failure_of(error: Exception, causes: Causes) -> RunFailure:
         kind = "max_turns"
     elif isinstance(error, GUARDRAILS):
         kind = "guardrail"
+    elif isinstance(error, TIMEOUTS):
+        kind = "timeout"
     elif any(each in causes.of_tools for each in chain):
         kind = "tool"
     elif isinstance(error, ModelBehaviorError) or any(each in causes.of_models for each in chain):

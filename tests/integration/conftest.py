@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from capsule_tasks.storage.runs.store import RunStore
     from tests.acceptance.workers import Worker
     from tests.integration.hosting import Caller, Results
+    from tests.integration.http_models import Clients
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +84,16 @@ async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
     ):
         await lease.acquire()
         yield store
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[Clients]:
+    """The official client of model servers, for engines of durable runs."""
+    from tests.integration.http_models import Clients  # as above
+
+    clients = Clients()
+    yield clients
+    await clients.close()
 
 
 @pytest.fixture

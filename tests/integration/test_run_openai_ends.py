@@ -64,6 +64,17 @@ async def test_an_error_of_a_tool_fails_the_run(store: RunStore) -> None:
     assert "out of order" in failure.message
 
 
+async def test_a_timeout_of_a_tool_that_raises_fails_the_run(store: RunStore) -> None:
+    @function_tool(timeout=0.01, timeout_behavior="raise_exception")
+    async def slow() -> str:
+        await asyncio.sleep(3600)
+        return "never"
+
+    agent = Agent(name="a", model=ScriptedModel(calls("slow", "{}", "c1")), tools=[slow])
+    failure = await failure_of(store, agent)
+    assert (failure.kind, failure.type) == ("timeout", "ToolTimeoutError")
+
+
 def guardrail(is_tripped: bool) -> Any:
     async def check(*_: Any) -> GuardrailFunctionOutput:
         return GuardrailFunctionOutput(output_info=None, tripwire_triggered=is_tripped)

@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 from agents import (
     Agent,
     HostedMCPTool,
     ModelRetrySettings,
     ModelSettings,
-    OpenAIProvider,
     OpenAIResponsesModel,
-    RunConfig,
     WebSearchTool,
-    function_tool,
     retry_policies,
 )
-from openai import AsyncOpenAI
 
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.settings import RunSettings
@@ -29,49 +23,9 @@ from capsule_tasks.storage import RunStore
 from capsule_tasks.storage.runs.store import SyncLease
 from tests.agents_script import calls, says
 from tests.integration.durable_agents import LOOK, Runs, brief, look
+from tests.integration.http_models import PAY, Clients, cashier, pay
 from tests.integration.killing import KILLED, runs_to_its_end
 from tests.integration.responses_server import MODEL, Refusal, Reply, Request, ResponsesServer
-
-PAY = calls("pay", '{"euros": 5}', "c_pay")
-
-
-@function_tool(needs_approval=True)
-async def pay(euros: int) -> str:
-    return f"paid {euros}"
-
-
-def cashier(**options: Any) -> Agent[Any]:
-    """An agent that asks for its model by name."""
-    return Agent(name="cashier", instructions="Pay.", model=MODEL, tools=[look, pay], **options)
-
-
-class Clients:
-    """Engines whose models are behind a server; their clients are closed at the end of the test."""
-
-    def __init__(self) -> None:
-        self._clients: list[AsyncOpenAI] = []
-
-    def of(self, server: ResponsesServer, **options: Any) -> AsyncOpenAI:
-        client = server.client(**options)
-        self._clients.append(client)
-        return client
-
-    def engine(
-        self, server: ResponsesServer, agent: Agent[Any] | None = None, **options: Any
-    ) -> OpenAIEngine:
-        provider = OpenAIProvider(openai_client=self.of(server, **options))
-        return OpenAIEngine(agent or cashier(), run_config=RunConfig(model_provider=provider))
-
-    async def close(self) -> None:
-        for client in self._clients:
-            await client.close()
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[Clients]:
-    clients = Clients()
-    yield clients
-    await clients.close()
 
 
 def asked(request: Request) -> list[Any]:

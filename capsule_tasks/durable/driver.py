@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 NOT_READABLE = (InvalidRunState, UnreadableSchema, UnknownAgent)
 """An engine that raises one of these has done nothing: another worker may read the snapshot."""
 
+LOSS_LIMIT = 5
+
 
 @dataclass(frozen=True)
 class RunStop:
@@ -55,12 +57,18 @@ class RunDriver:
         *,
         history_of: Callable[[str], History] | None = None,
         turn_timeout_s: float | None = None,
+        loss_limit: int = LOSS_LIMIT,
     ) -> None:
-        """`history_of` gives the history of a session, if it has its own codec or limits."""
+        """`history_of` gives the history of a session, if it has its own codec or limits.
+
+        A run that has lost `loss_limit` owners without progress between them fails as `lost`: what
+        it does probably ends its process.
+        """
         self._store = store
         self._incarnation = incarnation
         self._history_of = history_of or self._plain_history
         self._turn_timeout_s = turn_timeout_s
+        self._loss_limit = loss_limit
 
     async def drive(
         self,
@@ -85,7 +93,7 @@ class RunDriver:
             claim = before = _with_decisions_of(before, claim)
             drive = _Drive(self._store, engine, claim, self._history_of(claim.session_id), publish)
             try:
-                stop = await drive.to_stop(self._turn_timeout_s)
+                stop = await drive.to_stop(self._turn_timeout_s, self._loss_limit)
             except RunClaimLost:
                 raise
             except BaseException:
@@ -130,7 +138,9 @@ class _Drive:
         self._publish = publish
         self._journal = dict(claim.journal)
 
-    async def to_stop(self, turn_timeout_s: float | None) -> RunStop:
+    async def to_stop(self, turn_timeout_s: float | None, loss_limit: int) -> RunStop:
+        if self.claim.losses >= loss_limit and not self.claim.cancelled_by:
+            return await self._lost(loss_limit)
         live: Any = None
         while True:
             if self.claim.cancelled_by:
@@ -223,6 +233,18 @@ class _Drive:
         done = await self._store.commit(claim, claim.snapshot, turn=claim.turn, status="cancelled")
         self.claim = done.claim
         return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
+
+    async def _lost(self, loss_limit: int) -> RunStop:
+        """Fail the run, as each process that makes this turn is lost."""
+        claim = self.claim
+        about = (
+            f"{claim.losses} processes were lost, one after the other, in turn {claim.turn + 1}; "
+            f"the limit is {loss_limit}"
+        )
+        _log.error("run %s fails: %s", claim.run_id, about)
+        end = self._failed(RunFailure("lost", "TooManyLosses", about))
+        done = await self._commit(end)
+        return self._stop(done.status, end)
 
     def _failed(self, failure: RunFailure) -> TurnEnd:
         claim = self.claim

@@ -16,7 +16,9 @@ OnUncertain = Literal["retry", "park", "fail", "tell"]
 """The policy for a tool call that was started and may or may not have been made: make it again,
 wait for a person who finds out, fail the run, or tell the model."""
 
-FailureKind = Literal["max_turns", "model", "tool", "guardrail", "timeout", "uncertain", "error"]
+FailureKind = Literal[
+    "max_turns", "model", "tool", "guardrail", "timeout", "uncertain", "lost", "error"
+]
 
 
 class RunFailure(msgspec.Struct, frozen=True):

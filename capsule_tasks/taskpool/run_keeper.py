@@ -105,7 +105,8 @@ class RunKeeper:
         except StorageError as error:
             self._background.warn_seldom("Redis is unavailable; runs are not kept going: %s", error)
         except Exception as fault:  # noqa: BLE001 - one run must not end the keeping of all others
-            self._background.warn_seldom("runs are not kept going: %r", fault)
+            name, why = type(fault).__name__, reason_of(fault)
+            self._background.warn_seldom("runs are not kept going: %s: %s", name, why)
         return RETRY_DELAY_S
 
     async def _decide_expired(self) -> float | None:

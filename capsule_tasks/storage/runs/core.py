@@ -260,7 +260,7 @@ class RunCore(LedgerCore):
         check_claim(claim)
         name = named("run_release", operation_id)
         place = yield from self.locations.find(claim.run_id)
-        status, _ = yield from self._released(place, claim.token, name)
+        status, _ = yield from self._released(place, claim.token, name, is_lost=False)
         yield from self.owners.drop(claim.owner, claim.hold)
         return status
 
@@ -319,7 +319,9 @@ class RunCore(LedgerCore):
             start_agent=place.agent,
         )
 
-    def _released(self, place: Place, token: int, operation: str) -> Operation[tuple[Status, int]]:
+    def _released(
+        self, place: Place, token: int, operation: str, *, is_lost: bool
+    ) -> Operation[tuple[Status, int]]:
         """The status of a run without the owner that had this token, and when it changed."""
         call = partial(
             scripts.run_release.call,
@@ -327,6 +329,7 @@ class RunCore(LedgerCore):
             operation_id=operation,
             ttl_ms=self._ttl_ms,
             token=token,
+            is_lost=int(is_lost),
         )
         reply = yield from self.written(place, call, "queued", was=["running"])
         if reply[0] != Code.DONE:

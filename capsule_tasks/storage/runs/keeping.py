@@ -61,7 +61,7 @@ class KeeperCore(RunCore):
         place = yield from self.locations.find(run_id)
         try:
             name = named("run_requeue", None)
-            released = yield from self._released(place, record.token, name)
+            released = yield from self._released(place, record.token, name, is_lost=True)
         except RunClaimLost:
             return None
         return Requeued(run_id, *released)

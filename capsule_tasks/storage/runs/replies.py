@@ -64,7 +64,7 @@ _REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
 
 def claim_of(run_id: str, session_id: str, owner: str, hold: bytes, reply: Reply) -> Claim:
     _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply[:10]
-    message, journal = reply[10:]
+    message, journal, losses = reply[10:]
     return Claim(
         run_id=run_id,
         session_id=session_id,
@@ -83,6 +83,7 @@ def claim_of(run_id: str, session_id: str, owner: str, hold: bytes, reply: Reply
         journal={
             key.decode(): value for key, value in zip(journal[::2], journal[1::2], strict=True)
         },
+        losses=int(losses),
     )
 
 

@@ -82,7 +82,7 @@ def run_cancel(
 
 @script("runs/release")
 def run_release(
-    keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int, listed: bytes
+    keys: RunKeys, *, operation_id: str, ttl_ms: int, token: int, is_lost: int, listed: bytes
 ) -> None: ...
 
 

@@ -109,6 +109,8 @@ class Claim:
     """The record that the owner has the run."""
     journal: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Replies of models in the turn that comes next, which an owner before recorded."""
+    losses: int = 0
+    """Owners that were lost, one after the other, since the run last made progress."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@
 -- `pending` (MessagePack: ids of calls that wait), `created` and `updated` (microseconds of
 -- Redis's clock; no two changes have the same `updated`), `message` (that brings the run to a
 -- worker), `unsent` (`updated` when somebody became obliged to send that message, until it is known
--- to be sent, or a worker claims the run), `journal_bytes` (of the journal), and of an ended run
--- `result` and `error`.
+-- to be sent, or a worker claims the run), `journal_bytes` (of the journal), `losses` (owners that
+-- were lost since the run last made progress), `lost_at` (how far it had come when the last one was
+-- lost), and of an ended run `result` and `error`.
 --
 -- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,
 -- `standing` (decisions for all calls of a tool), `call:<call>` (a call that was started), all in
@@ -87,6 +88,16 @@ local function wake(run)
   if run.status ~= 'interrupted' then return 0 end
   run.status, run.needs_message = 'queued', true
   return 1
+end
+
+-- Counts a lost owner. The count begins anew once the run has made progress since the last one: a
+-- commit, a reply of a model in its journal, a call in its ledger.
+local function count_loss(run_key, ledger_key, journal_key, run)
+  local progress = run.revision .. ':' .. redis.call('HLEN', journal_key) .. ':'
+    .. redis.call('HLEN', ledger_key)
+  local known = redis.call('HMGET', run_key, 'lost_at', 'losses')
+  local losses = known[1] == progress and tonumber(known[2]) or 0
+  redis.call('HSET', run_key, 'lost_at', progress, 'losses', losses + 1)
 end
 
 -- Cancels a run without an owner; a worker is sent its message, and ends what waits for the run.

@@ -15,7 +15,7 @@
 --   listed        statuses in the index of runs, with their times, in MessagePack
 --   message       that brings the run to a worker from now on; empty to keep the stored one
 -- RETURNS {DONE, token, revision, turn, cancel, schema, agent, snapshot, decisions in MessagePack,
---         updated, message, replies of models: [key, reply, …]}
+--         updated, message, replies of models: [key, reply, …], lost owners since its progress}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {MISSING} a run that does not exist
@@ -43,12 +43,12 @@ local function granted(run)
   for _, call in ipairs(run.pending) do
     decisions[#decisions + 1] = entry_of(ledger_key, 'decision:' .. call)
   end
-  local stored = redis.call('HMGET', run_key, 'snapshot', 'message')
+  local stored = redis.call('HMGET', run_key, 'snapshot', 'message', 'losses')
   local all = {exact = decisions, standing = entry_of(ledger_key, 'standing') or {}}
   return {
     DONE, whole(run.token), run.revision, run.turn, run.cancel, run.schema, run.agent,
     stored[1], cmsgpack.pack(all), whole(run.updated), stored[2],
-    redis.call('HGETALL', journal_key),
+    redis.call('HGETALL', journal_key), tonumber(stored[3] or 0),
   }
 end
 
@@ -74,6 +74,7 @@ if not reads(run.schema) then return {UNREADABLE, run.schema} end
 local late = unlisted(run, 'running', listed, now_us)
 if late then return late end
 
+if run.status == 'running' then count_loss(run_key, ledger_key, journal_key, run) end
 run.status, run.unsent = 'running', ''
 run.owner, run.token = incarnation, math.max(run.token + 1, now_us)
 if message ~= '' then redis.call('HSET', run_key, 'message', message) end

@@ -3,12 +3,14 @@
 -- KEYS
 --   run         hash  capsule:{S:<session>}:run:<run>
 --   ledger      hash  capsule:{S:<session>}:run:<run>:ledger
+--   journal     hash  capsule:{S:<session>}:run:<run>:journal
 --   operations  hash  capsule:{S:<session>}:operations
 -- ARGV
 --   operation_id  id of this write
 --   age_ms        since the operation was first sent; 0 the first time
 --   ttl_ms        until the run expires
 --   token         of the owner's claim
+--   is_lost       1 if the owner is gone, 0 if it asks for this itself
 --   listed        statuses in the index of runs, with their times, in MessagePack
 -- RETURNS {DONE, status, updated}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
@@ -18,9 +20,9 @@
 --         {LATE, status} a status that is not in the index of runs, or may have been dropped
 -- USES common, operation_log, two_name_index, run
 
-local run_key, ledger_key, operations_key = KEYS[1], KEYS[2], KEYS[3]
+local run_key, ledger_key, journal_key, operations_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local token, listed = tonumber(ARGV[4]), cmsgpack.unpack(ARGV[5])
+local token, is_lost, listed = tonumber(ARGV[4]), ARGV[5] == '1', cmsgpack.unpack(ARGV[6])
 
 local now_us = clock_us()
 local log = read_log(operations_key, operation_id, age_ms, now_us)
@@ -35,6 +37,7 @@ local status = run.cancel ~= '' and 'cancelled' or 'queued'
 local late = unlisted(run, status, listed, now_us)
 if late then return late end
 
+if is_lost then count_loss(run_key, ledger_key, journal_key, run) end
 run.status, run.needs_message = status, true
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 local reply = {DONE, run.status, whole(run.updated)}

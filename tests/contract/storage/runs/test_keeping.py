@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from capsule_tasks.storage.keys import OwnerKeys, run_owners
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.locations import Place, RunLocations
 from capsule_tasks.storage.runs.run_index import RunIndex
+from capsule_tasks.storage.runs.types import Claim, PlannedCall
 from tests.contract.storage.runs.subjects import Subject, ask
 
 
@@ -359,3 +361,43 @@ async def test_a_change_is_listed_again_if_it_was_listed_too_long_ago(subject: S
     assert (await runs.approvals.approve("run-1", "call-1")).status == "queued"
     assert calls == ["queued", "queued"]
     assert len(await subject.drive(index.page(None, "queued", "0", 9))) == 1
+
+
+async def test_lost_owners_are_counted_until_the_run_makes_progress(subject: Subject) -> None:
+    runs = subject.runs()
+    await runs.create("run-1", "user-42", b"", schema="1", agent="a")
+    lives = 0
+
+    async def claimed() -> Claim:
+        nonlocal lives
+        lives += 1
+        leases.append(await subject.worker(f"w{lives}"))
+        claim: Claim = await runs.claim("run-1", f"w{lives}")
+        return claim
+
+    leases: list[Any] = []
+    assert (await claimed()).losses == 0
+    await leases[-1].release()
+    assert (await claimed()).losses == 1, "a claim takes the run of an owner that is gone"
+    await leases[-1].release()
+    await runs.requeue("run-1", "w2")
+    claim = await claimed()
+    assert claim.losses == 2, "a keeper takes it away"
+    await runs.release(claim)
+    claim = await claimed()
+    assert claim.losses == 2, "an owner that hands a run back is not lost"
+    await runs.journal(claim, "m1", b"reply")
+    await leases[-1].release()
+    claim = await claimed()
+    assert claim.losses == 1, "a reply of a model is progress"
+    await runs.start_calls(claim, [PlannedCall("c1", "f", retry=True)])
+    await leases[-1].release()
+    claim = await claimed()
+    assert claim.losses == 1, "so is a call"
+    await runs.start_calls(claim, [PlannedCall("c1", "f", retry=True)])
+    await leases[-1].release()
+    claim = await claimed()
+    assert claim.losses == 2, "a call that is made again is none"
+    await runs.commit(claim, b"", turn=1)
+    await leases[-1].release()
+    assert (await claimed()).losses == 1, "a commit is progress"

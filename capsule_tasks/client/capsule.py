@@ -13,6 +13,7 @@ from celery.utils.imports import symbol_by_name
 from capsule_tasks.client.cancelling import CancelAnswer, cancel_all, check_type
 from capsule_tasks.client.code import ExecuteCode, register_code_tasks
 from capsule_tasks.client.execution import Execution
+from capsule_tasks.client.runs.registry import runs_of
 from capsule_tasks.client.sessions.forgetting import forget_session, forget_tenant
 from capsule_tasks.client.sessions.named_session import DEFAULT_PROFILE, NamedSession, check_id
 from capsule_tasks.client.task import Task, mixed
@@ -38,6 +39,8 @@ class Capsule:
         self.app = app
         self.execute = ExecuteCode(app)
         """Runs source code on a worker: `capsule.execute("6 * 7").get()`."""
+        self.runs = runs_of(app)
+        """Durable runs of agents: `capsule.runs.register(…)`, `capsule.runs.start(…)`."""
         app.task_cls = mixed(Task, symbol_by_name(app.task_cls))
         app.__dict__.pop("Task", None)  # a cached class, made of the old one
         self._mix_into_tasks()

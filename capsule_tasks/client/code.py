@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
-from difflib import get_close_matches
 from typing import Any, NamedTuple, cast
 
 import celery
-from kombu.messaging import Producer
 
 from capsule_tasks.client.cancelling import check_type
 from capsule_tasks.client.execution import Execution
+from capsule_tasks.client.options import check_options
 from capsule_tasks.client.sessions.as_task import (
     SESSION_TASK,
     SessionArguments,
@@ -31,12 +29,7 @@ outcome_of_code: ContextVar[Callable[[], Any]] = ContextVar("capsule_outcome_of_
 """Set while Celery's tracer ends code that has run: returns its value, or raises its error."""
 
 
-_OPTIONS = {
-    *inspect.signature(celery.Celery.send_task).parameters,
-    *inspect.signature(Producer.publish).parameters,
-    *("queue", "ignore_result", "stamped_headers"),
-} - {"self", "name", "body", "args", "kwargs", "options", "properties", "timeout"}
-"""Options of `apply_async`. `timeout`, which kombu knows, is for most who write it `timeout_s`."""
+_ARGUMENTS = ("source", "profile", "timeout_s", "session", "tenant")
 
 
 class CodeTask(Task, celery.Task):
@@ -134,7 +127,7 @@ class ExecuteCode:
         `.get()` of the execution returns the value, or raises CodeFailed. A value that the result
         serializer cannot write arrives as its `repr`.
         """
-        _check_options(options)
+        check_options("capsule.execute", options, _ARGUMENTS)
         signature = self.s(
             source, profile=profile, timeout_s=timeout_s, session=session, tenant=tenant
         )
@@ -168,13 +161,3 @@ class ExecuteCode:
             )
         arguments_of(*args, **known)
         return self._app.tasks[CODE_TASK].signature(args, given, **options)
-
-
-def _check_options(options: Iterable[str]) -> None:
-    """Celery sends options that it does not know, and nobody would read them."""
-    known = [*_OPTIONS, "source", "profile", "timeout_s", "session", "tenant"]
-    for name in options:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise TypeError(f"capsule.execute has no argument {name!r}{hint}")

@@ -11,7 +11,9 @@ from capsule_tasks.settings import (
     AppSettings,
     CodeProfileSettings,
     ExecutionSettings,
+    LeaseSettings,
     NamedSessionSettings,
+    RunSettings,
     Settings,
     TenantSettings,
     checked_setting,
@@ -37,10 +39,24 @@ def _default(app: Any, field: str) -> Any:
     return getattr(_DEFAULTS, field)
 
 
+def prefix_of(app: Any) -> str:
+    """The beginning of every key of the app."""
+    return str(setting(app, "capsule_prefix") or _DEFAULTS.prefix)
+
+
 def retention_settings(app: Any) -> ExecutionSettings:
     """How long, and how much of, the events of the app's executions are retained."""
-    prefix = setting(app, "capsule_prefix") or _DEFAULTS.prefix
-    return settings_of(ExecutionSettings, app, "capsule_retention", prefix=prefix)
+    return settings_of(ExecutionSettings, app, "capsule_retention", prefix=prefix_of(app))
+
+
+def run_settings(app: Any) -> RunSettings:
+    """How long, and how much of, the app's durable runs are kept."""
+    return settings_of(RunSettings, app, "capsule_runs", prefix=prefix_of(app))
+
+
+def run_lease_settings(app: Any) -> LeaseSettings:
+    """How long a process that drives runs counts as alive without a renewal."""
+    return LeaseSettings(lease_s=setting(app, "capsule_lease_s"))
 
 
 def named_session_settings(app: Any) -> NamedSessionSettings:
@@ -49,7 +65,7 @@ def named_session_settings(app: Any) -> NamedSessionSettings:
     The id of a call is known for as long as its message may be redelivered or its result read, so
     that no redelivered message runs code twice.
     """
-    prefix = str(setting(app, "capsule_prefix") or _DEFAULTS.prefix)
+    prefix = prefix_of(app)
     defaults = NamedSessionSettings(prefix=prefix)
     options = app.conf.broker_transport_options or {}
     # Results that never expire: for as long as the session itself.

@@ -21,10 +21,12 @@ from capsule_tasks.durable.engine import (
     TurnEnd,
     TurnWork,
 )
+from capsule_tasks.durable.inputs import INPUT_SCHEMA, RunInput, first_snapshot, input_of
 from capsule_tasks.durable.ledger import TurnStopped
 from capsule_tasks.durable.settling import settle
 
 __all__ = [
+    "INPUT_SCHEMA",
     "Engine",
     "Ledger",
     "ModelCall",
@@ -32,11 +34,14 @@ __all__ = [
     "RunDriver",
     "RunEvent",
     "RunFailure",
+    "RunInput",
     "RunStop",
     "ToolCall",
     "ToolOutcome",
     "TurnEnd",
     "TurnStopped",
     "TurnWork",
+    "first_snapshot",
+    "input_of",
     "settle",
 ]

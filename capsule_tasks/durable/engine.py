@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -121,6 +121,7 @@ class TurnEnd:
     live: Any = None
 
 
+@runtime_checkable
 class Engine(Protocol):
     """An agent in some agent library.
 
@@ -129,7 +130,10 @@ class Engine(Protocol):
     here: the run is handed back. Any other exception fails the run.
     """
 
-    readable: Sequence[str]
+    @property
+    def readable(self) -> Sequence[str]:
+        """The versions of snapshots that it reads."""
+        ...
 
     def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
         """The snapshot of a new run with this input, its schema and its agent."""

@@ -42,6 +42,11 @@ class UnknownAgent(CallerError, LookupError):
         return f" with tag {self.tag}" if self.tag else ""
 
 
+@described("no agent is registered as {name!r}; registered are {known:no agents}")
+class AgentNotRegistered(UnknownAgent):
+    """A run is of an agent that this process has not registered under `capsule.runs`."""
+
+
 @described("{count} agents are named {name!r} and cannot be told apart; give each a key of its own")
 class AmbiguousAgent(CallerError, LookupError):
     """Several agents of one name cannot be told apart; give each a key of its own."""
@@ -109,6 +114,27 @@ class RunEnded(CallerError, RuntimeError):
     status: str
     result: bytes = b""
     error: bytes = b""
+
+
+@described("run {run_id!r} failed ({kind}): {type}: {message}")
+class RunFailed(CallerError, RuntimeError):
+    """The run has failed; its history is kept. Raised by `.get()` and `.result()`.
+
+    `kind` is `max_turns`, `model`, `tool`, `guardrail`, `timeout`, `uncertain` or `error`.
+    """
+
+    run_id: str
+    kind: str
+    type: str
+    message: str
+
+
+@described("run {run_id!r} was cancelled by {by}")
+class RunCancelled(CallerError, RuntimeError):
+    """The run was cancelled; its history is that of its completed turns."""
+
+    run_id: str
+    by: str
 
 
 @described("run {run_id!r} is parked: it waits for decisions on {calls} calls")

@@ -34,6 +34,7 @@ from openai import APITimeoutError
 from pydantic import TypeAdapter
 
 from capsule_tasks.durable import OnUncertain, RunFailure, TurnEnd, TurnWork
+from capsule_tasks.durable.inputs import INPUT_SCHEMA, first_snapshot, input_of
 from capsule_tasks.errors import InvalidRunState, InvalidSetting
 from capsule_tasks.openai_agents import outputs
 from capsule_tasks.openai_agents.current import Causes, CurrentTurn, lookup, working_for
@@ -51,9 +52,6 @@ from capsule_tasks.runs.parking import (
     resumed_openai,
 )
 from capsule_tasks.storage import ApprovalRequest, Claim
-
-INPUT_SCHEMA = "openai-agents-input/1"
-"""The schema of a run that has not made a turn: its snapshot is the input and the context."""
 
 GUARDRAILS = (
     InputGuardrailTripwireTriggered,
@@ -95,6 +93,8 @@ class OpenAIEngine:
         `context_serializer` and `context_deserializer` are those of the SDK's `RunState`; without
         them a context is a mapping of JSON.
         """
+        if not isinstance(agent, Agent):
+            raise InvalidSetting("agent", agent, "an Agent of openai-agents")
         self._agent = agent
         self._hooks = QuietRunHooks(hooks) if hooks is not None else None
         self._max_turns = max_turns
@@ -117,12 +117,9 @@ class OpenAIEngine:
 
     def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
         """The snapshot of a new run: its input, a text or items, and its context."""
-        if not isinstance(given, (str, list)) or not given:
-            raise InvalidSetting("input", given, "a text or a list of items, not empty")
         if context is not None and self._serializer is not None:
             context = dict(self._serializer(context))
-        snapshot = msgspec.json.encode({"input": given, "context": context}, enc_hook=_plain)
-        return snapshot, INPUT_SCHEMA, AgentId(self._agent.name).text
+        return first_snapshot(given, context), INPUT_SCHEMA, AgentId(self._agent.name).text
 
     def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
         if claim.schema == INPUT_SCHEMA:
@@ -178,11 +175,11 @@ class OpenAIEngine:
         if work.live is not None:
             return work.live, None
         if claim.schema == INPUT_SCHEMA:
-            first = msgspec.json.decode(claim.snapshot)
-            context = first["context"]
+            first = input_of(claim.snapshot)
+            context = first.context
             if context is not None and self._deserializer is not None:
                 context = self._deserializer(context)
-            return first["input"], context
+            return first.input, context
         try:
             state = await RunState.from_string(
                 self._agent, claim.snapshot.decode(), context_deserializer=self._deserializer

@@ -61,6 +61,9 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     tenants: dict[str, Any] | None = None
     """Limits of the named sessions of tenants, by tenant: each a dict of fields of
     `TenantSettings`. The tenant `*` stands for all that are not listed."""
+    runs: dict[str, Any] | None = None
+    """How long durable runs are kept, and how large what they store may be: fields of
+    `RunSettings`."""
     revoke_ttl_s: TimeToLive = 86400.0
     """How long Redis knows that a task was revoked."""
     checkpoints: str = "redis"

@@ -19,20 +19,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from capsule_tasks.client.configuration import (
     named_session_settings,
     retention_settings,
+    run_settings,
     setting,
 )
 from capsule_tasks.client.redis_location import needed_redis_url, redis_of_backend
 from capsule_tasks.client.watching.watcher import ExecutionWatcher
-from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings
+from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings, RunSettings
 from capsule_tasks.system.service import ThreadService
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
 
-_Source = tuple[str, ExecutionSettings, str | None, NamedSessionSettings, str]
-"""The settings of a watcher: Redis, retention, result backend, how named sessions are kept, and
-where their checkpoints are. Apps share a watcher if all of these agree."""
+_Source = tuple[str, ExecutionSettings, str | None, NamedSessionSettings, str, RunSettings]
+"""The settings of a watcher: Redis, retention, result backend, how named sessions are kept, where
+their checkpoints are, and how runs are kept. Apps share a watcher if all of these agree."""
 
 _AHEAD = 256
 """Events that a blocking iterator may read ahead of its consumer."""
@@ -90,6 +91,7 @@ class WatchThread:
             redis_of_backend(app),
             named_session_settings(app),
             setting(app, "capsule_checkpoints"),
+            run_settings(app),
         )
         loop = asyncio.get_running_loop()
         with self._lock:

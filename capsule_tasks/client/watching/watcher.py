@@ -18,13 +18,14 @@ from capsule_tasks.errors import ExecutionEnded, StorageError
 from capsule_tasks.protocol.events import Command, Ended, Outcome
 from capsule_tasks.protocol.flow import utf8_size
 from capsule_tasks.protocol.messages import Gap, Output
-from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings
+from capsule_tasks.settings import ExecutionSettings, NamedSessionSettings, RunSettings
 from capsule_tasks.storage.connections.doorbells import Doorbells
 from capsule_tasks.storage.connections.pipelined import PipelinedConnection
 from capsule_tasks.storage.drivers import retry_while_unavailable
 from capsule_tasks.storage.executions.store import ExecutionStore
 from capsule_tasks.storage.executions.types import Event, Page, RecentEntry, State
 from capsule_tasks.storage.operations import new_operation
+from capsule_tasks.storage.runs.store import RunStore
 from capsule_tasks.storage.sessions.blobs import IN_REDIS, checkpoint_store
 from capsule_tasks.storage.sessions.checkpoints import CheckpointStore
 from capsule_tasks.storage.sessions.store import NamedSessionStore
@@ -77,10 +78,12 @@ class ExecutionWatcher:
         backend_url: str | None,
         sessions: NamedSessionSettings | None = None,
         checkpoints: str = IN_REDIS,
+        runs: RunSettings | None = None,
     ) -> None:
         self.connection = PipelinedConnection(url)
         self.store = ExecutionStore(self.connection, settings=settings)
         self.sessions = NamedSessionStore(self.connection, settings=sessions)
+        self.runs = RunStore(self.connection, settings=runs)
         self._checkpoints = checkpoints
         self.bells = Doorbells(url, timeout_s=MAX_OUTAGE_S)
         self.watches = 0

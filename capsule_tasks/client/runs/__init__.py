@@ -1,0 +1,1 @@
+"""`capsule.runs`: durable runs of agents as Celery tasks, from a producer."""

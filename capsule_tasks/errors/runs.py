@@ -137,6 +137,14 @@ class RunCancelled(CallerError, RuntimeError):
     by: str
 
 
+@described("session {session_id!r} was forgotten, and run {run_id!r} with it")
+class RunForgotten(CallerError, LookupError):
+    """The session of a run was erased before the run had ended."""
+
+    session_id: str
+    run_id: str
+
+
 @described("run {run_id!r} is parked: it waits for decisions on {calls} calls")
 class RunParked(CallerError, RuntimeError):
     """The run waits for decisions and cannot continue before one is taken."""

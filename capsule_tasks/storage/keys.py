@@ -177,12 +177,17 @@ class RunIndexKeys:
         """The order that holds the runs of this agent, or with this status, or both, or all."""
         return _order(self._root, agent, "status", status)
 
+    def order_of_session(self, session_id: str) -> str:
+        """The order that holds the runs of a session."""
+        return f"{self._root}:session:{quote(session_id, safe='')}"
+
 
 class RunEntryKeys(RunIndexKeys):
-    """The keys of the index that have a run of one agent with one status."""
+    """The keys of the index that have a run of one agent and session with one status."""
 
-    def __init__(self, agent: str, status: str, prefix: str = "capsule") -> None:
+    def __init__(self, agent: str, status: str, session_id: str, prefix: str = "capsule") -> None:
         super().__init__(prefix)
+        self.session = self.order_of_session(session_id)
         self.agent = self.order(agent, None)
         self.status = self.order(None, status)
         self.both = self.order(agent, status)

@@ -12,16 +12,21 @@ from uuid import uuid4
 
 import pytest
 import redis
+from celery.result import AsyncResult
 
 from capsule_tasks import Capsule
 from capsule_tasks.client.sessions import forgetting
 from capsule_tasks.errors import (
+    RunClaimLost,
+    RunForgotten,
+    RunNotFound,
     SessionClosing,
     SessionForgotten,
     SessionUnknown,
     StorageUnavailable,
 )
 from capsule_tasks.protocol.events import Ended
+from capsule_tasks.storage import ApprovalRequest, SyncRunStore
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import HANG_S, ROOT, Worker, eventually
 
@@ -139,6 +144,62 @@ def test_whoever_waits_for_a_call_is_told_that_its_session_was_forgotten(
         session.info()
     # The same name begins empty.
     assert session.execute("'secret' in globals()").get(timeout=HANG_S) is False
+
+
+def test_durable_runs_of_a_session_are_forgotten_with_it(
+    capsule: Capsule, url: str, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "_MAX_LEAVE_S", 0.2)
+    agent: dict[str, Any] = {"schema": "1", "agent": "a"}
+    ask = ApprovalRequest(call_id="c", tool="bare:pay", agent="a", fingerprint="0123")
+    statuses = ("queued", "running", "interrupted", "completed", "failed")
+    with SyncRunStore(url) as runs, runs.lease(f"w-{session_id}").keep():
+        claims = {}
+        for status in statuses:
+            run_id = f"{status}-{session_id}"
+            runs.create(run_id, session_id, b"a secret", message=b"a message", **agent)
+            if status != "queued":
+                claims[status] = claim = runs.claim(run_id, f"w-{session_id}")
+            if status not in ("queued", "running"):
+                asks = [ask] if status == "interrupted" else []
+                items = [{"role": "user", "content": "a secret"}]
+                parts: Any = {"turn": 1, "status": status, "items": items}
+                runs.commit(claim, b"a secret", approval_requests=asks, **parts)
+        getting = {
+            status: fate(AsyncResult(f"{status}-{session_id}", app=capsule.app).get)
+            for status in statuses[:3]
+        }
+        capsule.forget(session=session_id)
+        for status, future in getting.items():
+            error = future.result(timeout=HANG_S)
+            assert isinstance(error, RunForgotten)
+            assert (error.session_id, error.run_id) == (session_id, f"{status}-{session_id}")
+        for status in statuses:
+            with pytest.raises(RunNotFound):
+                runs.read(f"{status}-{session_id}")
+        with pytest.raises(RunClaimLost):
+            runs.commit(claims["running"], b"a secret", turn=1, items=[{"n": 1}])
+        assert runs.approvals.pending().calls == []
+    assert secrets(url) == []
+    left = {key.rpartition(":run:")[2] for key in keys_with(url, session_id) if ":run:" in key}
+    assert left == {f"{status}-{session_id}" for status in statuses}
+    capsule.forget(session=session_id)
+
+
+def test_a_run_that_is_forgotten_may_be_ended_by_its_worker(
+    capsule: Capsule, url: str, session_id: str
+) -> None:
+    run_id = f"run-{session_id}"
+    with SyncRunStore(url) as runs, runs.lease(f"w-{session_id}").keep():
+        runs.create(run_id, session_id, b"", schema="1", agent="a")
+        claim = runs.claim(run_id, f"w-{session_id}")
+        forgotten = fate(lambda: capsule.forget(session=session_id))
+        eventually(lambda: runs.read(run_id).cancelled_by == "forget", "the cancel")
+        assert not forgotten.done()
+        runs.commit(claim, b"", turn=0, status="cancelled")
+        assert forgotten.result(timeout=HANG_S) is None
+        with pytest.raises(RunNotFound):
+            runs.read(run_id)
 
 
 def test_a_session_is_forgotten_while_its_checkpoint_is_made(

@@ -234,6 +234,8 @@ async def write_runs(store: Watched, prefix: str) -> None:
     await runs.create("cancelled", "s", b"{}", schema="1", agent="a")
     cancelled = await runs.cancel("cancelled")
     await runs.note_sent("cancelled", cancelled.updated_us)
+    await runs.create("deleted", "s", b"{}", schema="1", agent="a")
+    await runs.delete("deleted")
     await lease.release()
     assert (await runs.requeue_lapsed()).requeued == []
 

@@ -151,7 +151,7 @@ def spelled(script_name: str, key_name: str) -> str:
     """A key of a script as the package spells it."""
     indexes = {
         "approvals": CallKeys("<agent>", "<tool>"),
-        "index": RunEntryKeys("<agent>", "<status>"),
+        "index": RunEntryKeys("<agent>", "<status>", "<session>"),
     }
     index = script_name.removeprefix("runs/").partition("_")[0]
     if index in indexes:

@@ -6,7 +6,9 @@ waits for what will never come:
 1. It is taken from its owner. From then on nobody can own it, use it, or switch its checkpoint.
 2. Each unfinished call ends with SessionForgotten, in its stream and in the result backend.
 3. The owner is rung, kills the child, and leaves. One that is dead or silent is not waited for.
-4. All the rest is erased: calls that had ended, history, checkpoint, and last the record.
+4. Durable runs of the session are cancelled, and those that run have some time to end. Unfinished
+   ones end with RunForgotten, as calls do, and all are erased: their owners can write no more.
+5. All the rest is erased: calls that had ended, history, checkpoint, and last the record.
 
 Every step can be repeated; until the last one has been made the session stays as step 1 left it.
 """
@@ -24,12 +26,21 @@ from capsule_tasks.client.configuration import named_session_settings
 from capsule_tasks.client.watching.results import keeps_results, stored_end, translated_faults
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.client.watching.watcher import ExecutionWatcher, wait_for_ring
-from capsule_tasks.errors import ExecutionEnded, SessionForgotten
+from capsule_tasks.errors import (
+    ExecutionEnded,
+    RunEnded,
+    RunForgotten,
+    RunNotFound,
+    RunTimeout,
+    SessionForgotten,
+)
 from capsule_tasks.protocol.calls import decode_call
-from capsule_tasks.protocol.events import Ended, Outcome
-from capsule_tasks.settings import HistorySettings
+from capsule_tasks.protocol.events import CancelCommand, Ended, Outcome
+from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage.executions.forgetting import forget, forget_unfinished
 from capsule_tasks.storage.history.history import History
+from capsule_tasks.storage.runs.store import RunStore
+from capsule_tasks.storage.runs.types import ENDED, RunRecord
 from capsule_tasks.storage.sessions.types import BegunCall
 
 T = TypeVar("T")
@@ -42,7 +53,7 @@ _MAX_LEAVE_S = 10.0
 
 
 async def forget_session(app: Any, session_id: str) -> None:
-    """Erase a session: namespace, checkpoint, calls with their events and results, history."""
+    """Erase a session: namespace, checkpoint, calls and runs with their events, history."""
     watcher = await watch_thread.watcher(app)
     store = watcher.sessions
     owner = await store.start_forgetting(session_id)
@@ -51,6 +62,8 @@ async def forget_session(app: Any, session_id: str) -> None:
         await _wait_until_left(watcher, session_id)
     await _forget_calls(app, watcher, session_id, unfinished)
     prefix = named_session_settings(app).prefix
+    runs = RunStore(watcher.connection, settings=RunSettings(prefix=prefix))
+    await _forget_runs(app, watcher, runs, session_id)
     history = History(session_id, watcher.connection, settings=HistorySettings(prefix=prefix))
     await history.clear_session()
     await watcher.checkpoints.delete(session_id)
@@ -93,14 +106,8 @@ async def _end(
     unclaimed, claimed = (
         SessionForgotten(session_id, call.call_id, may_have_run) for may_have_run in (False, True)
     )
-    try:
-        outcome = await forget_unfinished(
-            watcher.store,
-            call.call_id,
-            unclaimed=_ended(Outcome.CANCELLED, unclaimed),
-            claimed=_ended(Outcome.LOST, claimed),
-        )
-    except ExecutionEnded:
+    outcome = await _end_execution(watcher, call.call_id, unclaimed, claimed)
+    if outcome is None:
         return None
     error = claimed if outcome is Outcome.LOST else unclaimed
     with contextlib.suppress(msgspec.MsgspecError):  # a newer producer's: its group is unknown
@@ -111,7 +118,22 @@ async def _end(
     return error
 
 
-def _ended(outcome: Outcome, error: SessionForgotten) -> Ended:
+async def _end_execution(
+    watcher: ExecutionWatcher, execution_id: str, unclaimed: Exception, claimed: Exception
+) -> Outcome | None:
+    """End an execution with one of two errors; None if it had ended already."""
+    try:
+        return await forget_unfinished(
+            watcher.store,
+            execution_id,
+            unclaimed=_ended(Outcome.CANCELLED, unclaimed),
+            claimed=_ended(Outcome.LOST, claimed),
+        )
+    except ExecutionEnded:
+        return None
+
+
+def _ended(outcome: Outcome, error: Exception) -> Ended:
     return Ended(outcome=outcome, type=type(error).__name__, message=str(error))
 
 
@@ -151,6 +173,55 @@ async def _forget_calls(
         await _forget_results(app, [each for each in ended if each not in left_behind])
 
 
+async def _forget_runs(
+    app: Any, watcher: ExecutionWatcher, runs: RunStore, session_id: str
+) -> None:
+    """End the runs of the session that have not ended, and erase all of them."""
+    records = await _runs_of(runs, session_id)
+    unfinished = {record.run_id for record in records if record.status not in ENDED}
+    await _cancel_runs(watcher, runs, [each for each in records if each.run_id in unfinished])
+    for some in _batches([record.run_id for record in records if record.message]):
+        errors: dict[str, Exception | None] = dict.fromkeys(some)
+        for run_id in unfinished.intersection(some):
+            error = RunForgotten(session_id, run_id)
+            if await _end_execution(watcher, run_id, error, error):
+                errors[run_id] = error
+        await _store_errors(app, errors)
+        ended = [run_id for run_id, error in errors.items() if error is None]
+        await forget(watcher.store, ended)
+        await watcher.store.drop_recent(some)
+        await _forget_results(app, ended)
+    await runs.delete_all(session_id)
+
+
+async def _runs_of(runs: RunStore, session_id: str) -> list[RunRecord]:
+    found: dict[str, RunRecord] = {}
+    cursor: str | None = None
+    while True:
+        # The oldest first: a run that changes its status meanwhile comes later.
+        page = await runs.list(session_id=session_id, cursor=cursor, newest_first=False)
+        found |= {record.run_id: record for record in page.runs}
+        if (cursor := page.cursor) is None:
+            return list(found.values())
+
+
+async def _cancel_runs(
+    watcher: ExecutionWatcher, runs: RunStore, records: Sequence[RunRecord]
+) -> None:
+    """Cancel runs, and wait for the workers that have some of them to end those."""
+    running: list[RunRecord] = []
+    for record in records:
+        with contextlib.suppress(RunEnded, RunNotFound):
+            if (await runs.cancel(record.run_id, by="forget")).owner:
+                running.append(record)
+    tasks = [record.run_id for record in running if record.message]
+    await watcher.send_command_to_all(tasks, CancelCommand())
+    waits = (runs.wait(record.run_id, timeout_s=_MAX_LEAVE_S) for record in running)
+    for end in await asyncio.gather(*waits, return_exceptions=True):
+        if isinstance(end, BaseException) and not isinstance(end, (RunTimeout, RunNotFound)):
+            raise end
+
+
 def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[first : first + _BATCH_SIZE] for first in range(0, len(items), _BATCH_SIZE))
 
@@ -165,7 +236,7 @@ async def _has_result(app: Any, call_id: str) -> bool:
     return (await asyncio.to_thread(stored_end, app, call_id))[0] is not None
 
 
-async def _store_errors(app: Any, errors: Mapping[str, SessionForgotten | None]) -> None:
+async def _store_errors(app: Any, errors: Mapping[str, Exception | None]) -> None:
     def store() -> None:
         with translated_faults():
             for call_id, error in errors.items():

@@ -15,7 +15,9 @@ from typing import Any
 from capsule_tasks.errors import (
     InvalidSetting,
     RunClaimed,
+    RunClaimLost,
     RunExists,
+    RunNotFound,
     StorageError,
 )
 from capsule_tasks.protocol.values import sendable
@@ -32,7 +34,17 @@ from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.ledger import LedgerCore
 from capsule_tasks.storage.runs.locations import Place
 from capsule_tasks.storage.runs.owners import Owners
-from capsule_tasks.storage.runs.replies import claim_of, pack, refusal, status_of, text_of, unpack
+from capsule_tasks.storage.runs.replies import (
+    DELETED,
+    GONE,
+    claim_of,
+    pack,
+    refusal,
+    refusal_of_owner,
+    status_of,
+    text_of,
+    unpack,
+)
 from capsule_tasks.storage.runs.run_index import RunIndex
 from capsule_tasks.storage.runs.types import (
     ENDED,
@@ -88,7 +100,8 @@ class RunCore(LedgerCore):
         """Store a new run: queued, or parked if it comes with calls that wait.
 
         `message` is what brings the run to a worker, kept for whoever has to send it again.
-        Raises RunExists for an id that is taken, and leaves the run with that id as it is.
+        Raises RunExists for an id that is taken, and leaves the run with that id as it is; so for
+        one that was deleted less than `RunSettings.ended_ttl_s` ago.
         """
         self._check_turn(snapshot, schema, agent, approval_requests)
         check_bytes("the message", message, self.settings.max_snapshot_bytes)
@@ -108,7 +121,10 @@ class RunCore(LedgerCore):
         status: Status = "interrupted" if approval_requests else "queued"
         reply = yield from self.written(place, call, status, requests=approval_requests)
         if reply[0] == Code.CONFLICT:
-            raise RunExists(run_id, reply[1].decode())
+            known = reply[1].decode()
+            if known == DELETED:
+                yield from self.locations.erase(run_id)
+            raise RunExists(run_id, known)
         if reply[0] != Code.DONE:
             raise refused(reply, "create")
         return Created(status_of(reply[2]), int(reply[1]))
@@ -206,7 +222,7 @@ class RunCore(LedgerCore):
             raise InvalidSetting("items", type(items).__name__, "several items, as in a list")
         core = self._history_of(claim, history)
         records, limits = core.encoded(items), core.settings
-        place = yield from self.locations.find(claim.run_id)
+        place = yield from self._place_of(claim)
         call = partial(
             scripts.run_commit.call,
             place.keys,
@@ -238,7 +254,7 @@ class RunCore(LedgerCore):
         if reply[0] == Code.FULL:
             raise core.refusal(reply, "commit")
         if reply[0] != Code.DONE:
-            raise refusal(claim.run_id, reply)
+            raise refusal_of_owner(claim.run_id, reply)
         status = status_of(reply[2])
         if status != "running":
             yield from self.owners.drop(claim.owner, claim.hold)
@@ -259,8 +275,11 @@ class RunCore(LedgerCore):
         """Queue a run as it was last committed; RunClaimLost if its owner has lost the claim."""
         check_claim(claim)
         name = named("run_release", operation_id)
-        place = yield from self.locations.find(claim.run_id)
-        status, _ = yield from self._released(place, claim.token, name, is_lost=False)
+        place = yield from self._place_of(claim)
+        try:
+            status, _ = yield from self._released(place, claim.token, name, is_lost=False)
+        except RunNotFound:
+            raise RunClaimLost(claim.run_id, GONE) from None
         yield from self.owners.drop(claim.owner, claim.hold)
         return status
 
@@ -283,18 +302,16 @@ class RunCore(LedgerCore):
         reply = yield from self.written(place, call, was=["queued", "interrupted"])
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
-        # The run has ended: entries that stay in the index are dropped by the next reader.
-        with contextlib.suppress(StorageError):
-            for call_id, agent, tool in unpack(reply[4]):
-                entry = Entry(run_id, call_id, agent, tool, place.session_id)
-                yield from self.index.drop(entry, idle_ms=0)
+        yield from self.drop_approvals(place, reply[4])
         return Cancelled(run_id, status_of(reply[1]), text_of(reply[2]), int(reply[3]))
 
     def read(self, run_id: str, *, with_snapshot: bool = True) -> Operation[RunRecord]:
         """The run as it is stored now."""
         place = yield from self.locations.find(run_id)
         call = scripts.run_read.call(place.keys, with_snapshot=int(with_snapshot))
-        reply = yield from self._done(run_id, call)
+        reply = yield from call_script(call, self.settings.retry)
+        if reply[0] != Code.DONE:
+            raise refusal(run_id, reply)
         return RunRecord(
             run_id=run_id,
             session_id=place.session_id,
@@ -318,6 +335,23 @@ class RunCore(LedgerCore):
             unsent_us=int(reply[16] or 0),
             start_agent=place.agent,
         )
+
+    def drop_approvals(self, place: Place, calls: bytes) -> Operation[None]:
+        """Drop calls that wait no more from the index; the next reader drops those that stay.
+
+        `calls` is what scripts say of them.
+        """
+        with contextlib.suppress(StorageError):
+            for call_id, agent, tool in unpack(calls):
+                entry = Entry(place.run_id, call_id, agent, tool, place.session_id)
+                yield from self.index.drop(entry, idle_ms=0)
+
+    def _place_of(self, claim: Claim) -> Operation[Place]:
+        """The place of a run that was claimed; raises RunClaimLost if the run is gone."""
+        try:
+            return (yield from self.locations.find(claim.run_id))
+        except RunNotFound:
+            raise RunClaimLost(claim.run_id, GONE) from None
 
     def _released(
         self, place: Place, token: int, operation: str, *, is_lost: bool

@@ -16,6 +16,7 @@ from capsule_tasks.storage.operations import Operation, call_script, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.approval_index import IDLE_MS
 from capsule_tasks.storage.runs.core import RunCore
+from capsule_tasks.storage.runs.locations import Place
 from capsule_tasks.storage.runs.owners import run_of
 from capsule_tasks.storage.runs.run_index import RunEntry
 from capsule_tasks.storage.runs.types import (
@@ -143,17 +144,21 @@ class KeeperCore(RunCore):
         *,
         status: Status | None = None,
         agent: str | None = None,
+        session_id: str | None = None,
         limit: int = PAGE,
         cursor: str | None = None,
         newest_first: bool = True,
     ) -> Operation[RunPage]:
-        """Runs by the time since when they have their status; of a status or of an agent, if given.
+        """Runs by the time since when they have their status.
 
-        The agent is the one with which a run was created. With the oldest first, a run that changes
-        its status between two pages is not missed.
+        With a status, an agent or a session only those that have it. The agent is the one with
+        which a run was created. With the oldest first, a run that changes its status between two
+        pages is not missed.
         """
         check_value("status", status, OptionalStatus)
         check_value("agent", agent, OptionalName)
+        if session_id is not None:
+            escaped("session id", session_id)
         check_value("limit", limit, PageSize)
         check_value("cursor", cursor, OptionalText)
         check_value("newest_first", newest_first, bool)
@@ -163,10 +168,12 @@ class KeeperCore(RunCore):
         while len(runs) < limit:
             count = min(PAGE, limit - len(runs))
             page = yield from self.run_index.page(
-                agent, status, after, count, newest_first=newest_first
+                agent, status, after, count, session_id=session_id, newest_first=newest_first
             )
             for entry, score in page:
                 after = score
+                if status not in (None, entry.status) or agent not in (None, entry.agent):
+                    continue  # the runs of a session are in one order
                 record = yield from self._record_of(entry)
                 if record is not None:
                     runs.append(record)
@@ -175,6 +182,38 @@ class KeeperCore(RunCore):
             if len(page) < count:
                 return RunPage(runs, None)
         return RunPage(runs, after)
+
+    def delete(self, run_id: str) -> Operation[None]:
+        """Erase a run, whatever its status, with all that is stored of it; not its history.
+
+        Its owner, if it has one, learns of it from its next write, which raises RunClaimLost. Until
+        `RunSettings.ended_ttl_s` has passed no run is created under this id: a message that is
+        delivered late does not bring it back. Raises RunNotFound if there is no such run.
+        """
+        place = yield from self.locations.find(run_id)
+        yield from self._delete(place)
+
+    def delete_all(self, session_id: str) -> Operation[int]:
+        """Erase all runs of a session, as `delete` does; the number of them."""
+        escaped("session id", session_id)
+        deleted = set[str]()
+        while page := (
+            yield from self.run_index.page(None, None, "0", PAGE, session_id=session_id)
+        ):
+            for entry, _ in page:
+                keys = self.locations.keys(session_id, entry.run)
+                yield from self._delete(Place(entry.run, session_id, entry.agent, keys))
+                yield from self.run_index.drop(entry)
+                deleted.add(entry.run)
+        return len(deleted)
+
+    def _delete(self, place: Place) -> Operation[None]:
+        """Erase a run; its place comes last, since it says what there is to erase."""
+        call = scripts.run_delete.call(place.keys, ttl_ms=self._ended_ms)
+        reply = yield from call_script(call, self.settings.retry)
+        yield from self.drop_approvals(place, reply[1])
+        yield from self.run_index.leave_all(place)
+        yield from self.locations.erase(place.run_id)
 
     def drop_expired(self, *, limit: int = PAGE) -> Operation[int]:
         """Drop ended runs that have expired from the index; the number of them.

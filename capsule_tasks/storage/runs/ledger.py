@@ -10,7 +10,7 @@ from capsule_tasks.settings import RunSettings, Text, check_value
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.locations import RunLocations
-from capsule_tasks.storage.runs.replies import call_start_of, pack, refusal, text_of
+from capsule_tasks.storage.runs.replies import call_start_of, pack, refusal_of_owner, text_of
 from capsule_tasks.storage.runs.types import (
     CallStarts,
     Claim,
@@ -51,7 +51,7 @@ class LedgerCore:
             token=claim.token,
             calls=packed,
         )
-        reply = yield from self._done(claim.run_id, start)
+        reply = yield from self._done_by_owner(claim.run_id, start)
         pairs = zip(calls, reply[2:], strict=True)
         return CallStarts([call_start_of(call, each) for call, each in pairs], text_of(reply[1]))
 
@@ -72,7 +72,7 @@ class LedgerCore:
             token=claim.token,
             parts=list(chain.from_iterable(outputs.items())),
         )
-        yield from self._done(claim.run_id, finish)
+        yield from self._done_by_owner(claim.run_id, finish)
 
     def journal(self, claim: Claim, key: str, reply: bytes) -> Operation[str | None]:
         """Record a reply of a model, and return who cancelled the run, if somebody did.
@@ -99,12 +99,12 @@ class LedgerCore:
         if answer[0] == Code.FULL:
             raise RunTooLarge("the journal of the turn", int(answer[1]), max_bytes)
         if answer[0] != Code.DONE:
-            raise refusal(claim.run_id, answer)
+            raise refusal_of_owner(claim.run_id, answer)
         return text_of(answer[1])
 
-    def _done(self, run_id: str, call: Call) -> Operation[Reply]:
+    def _done_by_owner(self, run_id: str, call: Call) -> Operation[Reply]:
         """The reply of a script that was done; raises for one that was refused."""
         reply = yield from call_script(call, self.settings.retry)
         if reply[0] != Code.DONE:
-            raise refusal(run_id, reply)
+            raise refusal_of_owner(run_id, reply)
         return reply

@@ -66,6 +66,12 @@ class RunLocations:
             )
         return place
 
+    def erase(self, run_id: str) -> Operation[None]:
+        """Erase the place of a run that was deleted."""
+        call = scripts.run_unlocate.call(run_location(run_id, self._settings.prefix))
+        yield from call_script(call, self._settings.retry)
+        self._known.pop(run_id, None)
+
     def keys(self, session_id: str, run_id: str) -> RunKeys:
         return RunKeys(session_id, run_id, self._settings.prefix)
 

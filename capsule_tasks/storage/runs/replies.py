@@ -30,6 +30,11 @@ from capsule_tasks.storage.runs.types import (
 )
 from capsule_tasks.storage.scripts import Code
 
+DELETED = "deleted"
+"""In place of the status of a run whose id cannot be used yet."""
+GONE = "gone"
+"""In place of the status of a run that was deleted, or has expired."""
+
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
 _decisions = msgspec.msgpack.Decoder(Decisions).decode
@@ -47,6 +52,11 @@ def refusal(run_id: str, reply: Reply, readable: tuple[str, ...] = ()) -> Except
         return RunParked(run_id, detail)
     error = _REFUSALS.get(reply[0])
     return error(run_id, detail) if error else refused(reply, f"run {run_id!r:.100}")
+
+
+def refusal_of_owner(run_id: str, reply: Reply) -> Exception:
+    """As `refusal`, for whoever has claimed the run: one that is gone is claimed no more."""
+    return RunClaimLost(run_id, GONE) if reply[0] == Code.MISSING else refusal(run_id, reply)
 
 
 _REFUSALS: dict[int, Callable[[str, Any], Exception]] = {

@@ -1,4 +1,4 @@
-"""The index of runs: by status, by agent, by age, and those whose message was not sent.
+"""The index of runs: by status, by agent, by session, by age, and those whose message was not sent.
 
 The index is derived. A run is added with a status before it has it, and dropped with the one before
 after that, so the index may hold too much for a while, and a reader checks each entry against its
@@ -8,6 +8,7 @@ run.
 from __future__ import annotations
 
 import contextlib
+from typing import get_args
 
 import msgspec
 
@@ -31,6 +32,7 @@ class RunEntry(msgspec.Struct, frozen=True):
     run: str
     status: Status
     agent: str
+    session: str = ""
 
 
 _decode = msgspec.json.Decoder(RunEntry).decode
@@ -47,7 +49,7 @@ class RunIndex:
 
     def add(self, place: Place, status: Status) -> Operation[int]:
         """Add a run before it has a status; the time by the index's clock in ms."""
-        entry = RunEntry(place.run_id, status, place.agent)
+        entry = RunEntry(place.run_id, status, place.agent, place.session_id)
         due_in_ms = SEND_AFTER_MS if status in WITH_MESSAGE else 0
         call = scripts.index_add.call(
             self._keys_of(entry),
@@ -63,7 +65,13 @@ class RunIndex:
         An entry that stays is dropped by the next reader.
         """
         with contextlib.suppress(StorageError):
-            yield from self.drop(RunEntry(place.run_id, status, place.agent), before_ms=before_ms)
+            entry = RunEntry(place.run_id, status, place.agent, place.session_id)
+            yield from self.drop(entry, before_ms=before_ms)
+
+    def leave_all(self, place: Place) -> Operation[None]:
+        """Drop a run with each status that it may have had."""
+        for status in get_args(Status):
+            yield from self.drop(RunEntry(place.run_id, status, place.agent, place.session_id))
 
     def drop(self, entry: RunEntry, *, idle_ms: int = 0, before_ms: int = 0) -> Operation[bool]:
         """Drop an entry, unless it was added too recently; whether it was dropped."""
@@ -80,19 +88,26 @@ class RunIndex:
         after: str,
         count: int,
         *,
+        session_id: str | None = None,
         newest_first: bool = False,
     ) -> Operation[list[tuple[RunEntry, str]]]:
-        """Entries after a score, each with its score."""
+        """Entries after a score, each with its score; of a session, or of agent and status."""
+        order = self._keys.order(agent, status)
+        if session_id is not None:
+            order = self._keys.order_of_session(session_id)
         call = scripts.index_list.call(
             self._keys,
-            self._keys.order(agent, status),
+            order,
             after=after,
             count=count,
             newest_first=int(newest_first),
         )
         reply = yield from call_script(call, self._settings.retry)
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
-        return [(_entry(member, details), score.decode()) for member, score, details in rows]
+        return [
+            (_entry(member, details, session_id or ""), score.decode())
+            for member, score, details in rows
+        ]
 
     def unsent(self, count: int) -> Operation[tuple[list[RunEntry], float | None]]:
         """Entries whose message should have been sent, and the seconds until the next's should."""
@@ -110,16 +125,16 @@ class RunIndex:
         yield from call_script(call, self._settings.retry)
 
     def _keys_of(self, entry: RunEntry) -> RunEntryKeys:
-        return RunEntryKeys(entry.agent, entry.status, self._settings.prefix)
+        return RunEntryKeys(entry.agent, entry.status, entry.session, self._settings.prefix)
 
 
 def _member(entry: RunEntry) -> bytes:
     return _encode([entry.run, entry.status])
 
 
-def _entry(member: bytes, details: bytes) -> RunEntry:
+def _entry(member: bytes, details: bytes, session_id: str = "") -> RunEntry:
     """An entry; one whose details are lost is made of its member."""
     if details:
         return _decode(details)
     run, status = msgspec.json.decode(member, type=tuple[str, Status])
-    return RunEntry(run, status, "")
+    return RunEntry(run, status, "", session_id)

@@ -86,6 +86,10 @@ def run_release(
 ) -> None: ...
 
 
+@script("runs/delete")
+def run_delete(keys: RunKeys, *, ttl_ms: int) -> None: ...
+
+
 @script("runs/read")
 def run_read(keys: RunKeys, *, with_snapshot: int) -> None: ...
 
@@ -214,6 +218,10 @@ def run_held(keys: OwnerKeys, *, count: int, holds: Sequence[bytes]) -> None: ..
 
 @script("runs/locate")
 def run_locate(location: str, *, session: str, agent: str, ttl_ms: int) -> None: ...
+
+
+@script("runs/unlocate")
+def run_unlocate(location: str) -> None: ...
 
 
 @script("runs/find")

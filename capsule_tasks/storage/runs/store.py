@@ -95,6 +95,8 @@ class _RunStore(facades.Facade[facades.Target]):
     list = facades.Method(KeeperCore.list_runs)
     reindex = facades.Method(KeeperCore.reindex)
     drop_expired = facades.Method(KeeperCore.drop_expired)
+    delete = facades.Method(KeeperCore.delete)
+    delete_all = facades.Method(KeeperCore.delete_all)
     queued_unsent = facades.Method(KeeperCore.queued_unsent)
     note_sent = facades.Method(KeeperCore.note_sent)
     requeue = facades.Method(KeeperCore.requeue)

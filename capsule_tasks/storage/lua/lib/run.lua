@@ -7,7 +7,8 @@
 -- worker), `unsent` (`updated` when somebody became obliged to send that message, until it is known
 -- to be sent, or a worker claims the run), `journal_bytes` (of the journal), `losses` (owners that
 -- were lost since the run last made progress), `lost_at` (how far it had come when the last one was
--- lost), and of an ended run `result` and `error`.
+-- lost), and of an ended run `result` and `error`. Of a run that was deleted only the status
+-- `deleted` is left for some time: it does not exist, and cannot be created again.
 --
 -- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,
 -- `standing` (decisions for all calls of a tool), `call:<call>` (a call that was started), all in
@@ -17,14 +18,15 @@
 
 local ENDED_STATUS = {completed = true, failed = true, cancelled = true}
 local EXPIRY = 'expiry'
+local DELETED = 'deleted'
 
 local function load_run(run_key)
   local got = redis.call('HMGET', run_key, 'status', 'revision', 'turn', 'owner', 'token',
     'cancel', 'pending', 'updated', 'schema', 'agent', 'unsent')
-  if not got[1] then return nil end
+  if not got[1] or got[1] == DELETED then return nil end
   return {
-    was = got[1], status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]), owner = got[4],
-    token = tonumber(got[5]), cancel = got[6], pending = cmsgpack.unpack(got[7]),
+    was = got[1], status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]),
+    owner = got[4], token = tonumber(got[5]), cancel = got[6], pending = cmsgpack.unpack(got[7]),
     updated = tonumber(got[8]), schema = got[9], agent = got[10], unsent = got[11],
   }
 end
@@ -48,6 +50,16 @@ end
 local function entry_of(ledger_key, field)
   local packed = redis.call('HGET', ledger_key, field)
   return packed and cmsgpack.unpack(packed) or nil
+end
+
+-- Calls that wait, each with its agent and tool, for whoever removes them from the index.
+local function waiting_calls(ledger_key, run)
+  local calls = {}
+  for _, call in ipairs(run.pending) do
+    local request = entry_of(ledger_key, 'approval:' .. call)
+    if request then calls[#calls + 1] = {call, request.agent, request.tool} end
+  end
+  return calls
 end
 
 -- The decision that counts for a request: an exact one beats a standing one.

@@ -1,6 +1,6 @@
 -- Shared by the scripts of an index whose entries have two names, such as agent and tool. Each
 -- entry is in four orders by the time when it was added: that of all entries, of either name, of
--- both. Some are due at a time. `entries` has the details of each (`d<member>`) and when it was
+-- both; and in one more, where the index has it. Some are due at a time. `entries` has the details of each (`d<member>`) and when it was
 -- last added (`t<member>`, in microseconds).
 --
 -- A change is added before it is made, so the index may hold too much for a while, never too
@@ -16,14 +16,14 @@ end
 -- Adds ARGV[first..]: member, details, ms until it is due (0: never), and so on. `due_mode` is NX
 -- to keep the time when an entry is due already, LT to keep the earlier one.
 local function add_to_index(all_key, due_key, entries_key, one_key, other_key, both_key, ttl_ms,
-  first, due_mode)
+  first, due_mode, more_key)
   local now_us = clock_us()
   local newest = redis.call('ZREVRANGE', all_key, 0, 0, 'WITHSCORES')[2]
   local score = math.max(now_us, tonumber(newest or 0) + 1)
   for index = first, #ARGV, 3 do
     local member, details, due_in_ms = ARGV[index], ARGV[index + 1], tonumber(ARGV[index + 2])
     local position = redis.call('ZSCORE', all_key, member) or whole(score)
-    for _, key in ipairs({all_key, one_key, other_key, both_key}) do
+    for _, key in ipairs({all_key, one_key, other_key, both_key, more_key}) do
       redis.call('ZADD', key, position, member)
     end
     if due_in_ms > 0 then
@@ -38,11 +38,11 @@ end
 
 -- Removes an entry, unless it was added less than `idle_ms` ago, or at `before_ms` or later.
 local function drop_from_index(all_key, due_key, entries_key, one_key, other_key, both_key, member,
-  idle_ms, before_ms)
+  idle_ms, before_ms, more_key)
   local put_us = tonumber(redis.call('HGET', entries_key, 't' .. member) or 0)
   if clock_us() - put_us < idle_ms * 1000 then return {DONE, 0} end
   if before_ms and put_us >= before_ms * 1000 then return {DONE, 0} end
-  for _, key in ipairs({all_key, due_key, one_key, other_key, both_key}) do
+  for _, key in ipairs({all_key, due_key, one_key, other_key, both_key, more_key}) do
     redis.call('ZREM', key, member)
   end
   redis.call('HDEL', entries_key, 'd' .. member, 't' .. member)

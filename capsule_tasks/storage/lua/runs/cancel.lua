@@ -37,10 +37,7 @@ local dropped = {}
 if run.cancel == '' then run.cancel = by end
 if run.status ~= 'running' then
   cancel_unowned(run)
-  for _, call in ipairs(run.pending) do
-    local request = entry_of(ledger_key, 'approval:' .. call)
-    if request then dropped[#dropped + 1] = {call, request.agent, request.tool} end
-  end
+  dropped = waiting_calls(ledger_key, run)
 end
 save_run(run_key, ledger_key, run, now_us, ttl_ms)
 local reply = {DONE, run.status, run.owner, whole(run.updated), cmsgpack.pack(dropped)}

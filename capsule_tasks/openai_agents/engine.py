@@ -43,6 +43,7 @@ from capsule_tasks.openai_agents.graph import prepare
 from capsule_tasks.openai_agents.hooks import QuietRunHooks, starts_hidden_of
 from capsule_tasks.openai_agents.models import JournalingProvider, journaled
 from capsule_tasks.openai_agents.session import BufferedSession
+from capsule_tasks.openai_agents.snapshots import SerializedItems, agents_described_once
 from capsule_tasks.runs import AgentId
 from capsule_tasks.runs.parking import (
     OPENAI_SCHEMA,
@@ -60,6 +61,14 @@ GUARDRAILS = (
     ToolOutputGuardrailTripwireTriggered,
 )
 TIMEOUTS = (ModelTimeoutError, ToolTimeoutError, APITimeoutError)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Live:
+    """What the next turn in this process goes on with."""
+
+    state: RunState[Any]
+    items: SerializedItems
 
 
 class OpenAIEngine:
@@ -140,7 +149,7 @@ class OpenAIEngine:
         going_on = _agent_that_goes_on(given)
         token = starts_hidden_of.set(going_on)
         try:
-            with working_for(turn):
+            with working_for(turn), agents_described_once():
                 result = Runner.run_streamed(
                     self._agent,
                     given,
@@ -162,7 +171,8 @@ class OpenAIEngine:
         finally:
             await _stopped(result)
         try:
-            return self._ended(result, session)
+            with agents_described_once():
+                return self._ended(result, session, work.live)
         except InvalidRunState as error:
             # A call that waits cannot be shown to people, here or anywhere: no other worker helps.
             return self._failed(work.claim, session, _failure_of(error, turn.causes))
@@ -173,7 +183,7 @@ class OpenAIEngine:
         """The runner's input: that of a new run, or the state after the last turn."""
         claim = work.claim
         if work.live is not None:
-            return work.live, None
+            return work.live.state, None
         if claim.schema == INPUT_SCHEMA:
             first = input_of(claim.snapshot)
             context = first.context
@@ -207,9 +217,10 @@ class OpenAIEngine:
 
     # --- after a turn ----------------------------------------------------------------------------
 
-    def _ended(self, result: Any, session: BufferedSession) -> TurnEnd:
+    def _ended(self, result: Any, session: BufferedSession, before: _Live | None) -> TurnEnd:
         state = result.to_state()
-        data = state.to_json(context_serializer=self._serializer)
+        items = before.items if before is not None else SerializedItems()
+        data = items.state_as_json(state, self._serializer)
         snapshot = msgspec.json.encode(data, enc_hook=_plain)
         spent = result.context_wrapper.usage
         usage = {
@@ -231,7 +242,8 @@ class OpenAIEngine:
         schema = f"{OPENAI_SCHEMA}{data['$schemaVersion']}"
         agent = AgentId(result.current_agent.name).text
         if result.final_output is None and state._current_step is not None:
-            return TurnEnd(snapshot, schema, agent, items=session.added, usage=usage, live=state)
+            live = _Live(state, items)
+            return TurnEnd(snapshot, schema, agent, items=session.added, usage=usage, live=live)
         output = _plain_output(result.final_output)
         return TurnEnd(
             snapshot, schema, agent, "completed", session.added, output=output, usage=usage

@@ -11,6 +11,7 @@ from agents.sandbox import SandboxAgent
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.openai_agents.hooks import QuietAgentHooks
 from capsule_tasks.openai_agents.models import journaled
+from capsule_tasks.openai_agents.snapshots import replace_slow_parts
 from capsule_tasks.openai_agents.tools import prepare_tool, teach_the_sdk
 
 _PREPARED = "capsule_is_prepared"
@@ -24,6 +25,7 @@ def prepare(agent: Agent[Any]) -> None:
     asks for its tools.
     """
     teach_the_sdk()
+    replace_slow_parts()
     seen = dict[int, Any]()
     waiting: list[Any] = [agent]
     while waiting:

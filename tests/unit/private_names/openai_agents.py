@@ -12,11 +12,22 @@ OPENAI_AGENTS = (
     ),
     names(
         "agents.run_state:RunState",
-        "whether a run goes on, and which agent goes on",
+        "whether a run goes on, and which agent goes on; each item of a run is serialized once",
         _current_step="NoneType",
         _current_turn="int",
         _current_agent="= starting_agent",
         _session_items="= []",
+        _serialize_item="(self, item, *, agent_identity_keys_by_id=None)",
+    ),
+    names(
+        "agents._run_state_agent_identity",
+        "replaced, so that an agent is described once where it is described several times",
+        _agent_identity_signature="(agent)",
+    ),
+    names(
+        "agents.result",
+        "replaced, so that items are digested only where references to them are looked for",
+        rebase_nested_history_owned_item_refs="(input, run_items, owned_item_refs)",
     ),
     names("agents.handoffs:Handoff", "the agent that a handoff leads to", _agent_ref="NoneType"),
     names(

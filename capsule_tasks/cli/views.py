@@ -31,6 +31,9 @@ def as_json(event: Event) -> str:
         fields.pop(name, None)
     if not isinstance(message, messages.InputRequest):
         fields.pop("id", None)
+    if isinstance(message, messages.RunEvent):
+        del fields["json"]
+        fields["data"] = message.data
     return format_line({"event": event.id, "at": event.at, **fields})
 
 
@@ -67,10 +70,8 @@ def _describe(message: Any, respond_with: str) -> str:
     match message:
         case events.AttemptClaimed():
             return f"-- claimed by {cleaned(message.worker)}"
-        case messages.Progress():
-            total = f"/{message.total:g}" if message.total is not None else ""
-            note = f" {cleaned(message.note)}" if message.note else ""
-            return f"-- {message.done:g}{total}{note}"
+        case messages.Progress() | messages.RunEvent():
+            return _reported(message)
         case messages.InputRequest():
             return f"-- question: {cleaned(message.prompt)}\n-- respond with: {respond_with}"
         case messages.Gap():
@@ -87,6 +88,19 @@ def _describe(message: Any, respond_with: str) -> str:
         case events.UnknownEvent():
             return f"-- event of an unknown type: {cleaned(message.type)}"
     return ""
+
+
+def _reported(event: messages.Progress | messages.RunEvent) -> str:
+    """The line of an event that the task has published; none for a piece of a model's reply."""
+    if isinstance(event, messages.Progress):
+        total = f"/{event.total:g}" if event.total is not None else ""
+        note = f" {cleaned(event.note)}" if event.note else ""
+        return f"-- {event.done:g}{total}{note}"
+    if event.kind == "raw_response_event" and not event.dropped_events:
+        return ""
+    agent = f" of {cleaned(event.agent)}" if event.agent else ""
+    dropped = f" ({event.dropped_events} events before it were dropped)"
+    return f"-- {cleaned(event.kind)}{agent}{dropped if event.dropped_events else ''}"
 
 
 def _why(ended: events.Ended) -> str:

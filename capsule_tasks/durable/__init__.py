@@ -14,7 +14,6 @@ from capsule_tasks.durable.engine import (
     Ledger,
     ModelCall,
     OnUncertain,
-    RunEvent,
     RunFailure,
     ToolCall,
     ToolOutcome,
@@ -24,6 +23,7 @@ from capsule_tasks.durable.engine import (
 from capsule_tasks.durable.inputs import INPUT_SCHEMA, RunInput, first_snapshot, input_of
 from capsule_tasks.durable.ledger import TurnStopped
 from capsule_tasks.durable.settling import settle
+from capsule_tasks.protocol.messages import RunEvent
 
 __all__ = [
     "INPUT_SCHEMA",

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.durable.engine import Engine, RunEvent, RunFailure, TurnEnd, TurnWork
+from capsule_tasks.durable.engine import Engine, RunFailure, TurnEnd, TurnWork
 from capsule_tasks.durable.ledger import TurnLedger
 from capsule_tasks.errors import (
     CallerError,
@@ -20,6 +20,7 @@ from capsule_tasks.errors import (
     UnknownAgent,
     UnreadableSchema,
 )
+from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore
 from capsule_tasks.storage.runs.types import Decisions, Status
@@ -268,7 +269,7 @@ class _Drive:
 
     def _tell(self, kind: str, agent: str, data: Any) -> None:
         if self._publish is not None:
-            self._publish(RunEvent(kind, agent, data))
+            self._publish(RunEvent.of(kind, agent, data))
 
 
 def _with_decisions_of(before: Claim | None, claim: Claim) -> Claim:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.runs.approvals import fingerprint_of
 from capsule_tasks.storage import ApprovalRequest, Claim, History
 from capsule_tasks.storage.codec import Item
@@ -27,14 +28,6 @@ class RunFailure(msgspec.Struct, frozen=True):
     kind: FailureKind
     type: str
     message: str
-
-
-class RunEvent(msgspec.Struct, frozen=True):
-    """Something that people who watch a run want to see; after a crash, events may come again."""
-
-    kind: str
-    agent: str = ""
-    data: Any = None
 
 
 @dataclass(frozen=True)

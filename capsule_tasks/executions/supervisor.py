@@ -41,6 +41,7 @@ from capsule_tasks.protocol.messages import (
     InputRequest,
     Message,
     Output,
+    RunEvent,
     Streamed,
     Terminal,
 )
@@ -193,6 +194,8 @@ class Supervisor:
         if isinstance(message, Output):
             execution.has_output = True
             self._output_log.write(execution, message)
+            return stream.write(message) if stream is not None else None
+        if isinstance(message, RunEvent):
             return stream.write(message) if stream is not None else None
         if isinstance(message, InputRequest):
             self.feed(execution, Lifecycle.on_input_requested, message)

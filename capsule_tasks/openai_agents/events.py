@@ -33,7 +33,7 @@ class Publisher:
         else:
             data = {"name": event.name, "item": _plain(event.item.raw_item)}
         if self._publish is not None:
-            self._publish(RunEvent(event.type, agent, data))
+            self._publish(RunEvent.of(event.type, agent, data))
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from capsule_tasks.protocol.messages import InputClosed, InputRequest, Message, Output, Progress
+from capsule_tasks.protocol.messages import (
+    InputClosed,
+    InputRequest,
+    Message,
+    Output,
+    Progress,
+    RunEvent,
+)
 
 OVERHEAD = 256
 """Counted for every message, so that many small ones cannot outgrow the window."""
@@ -23,4 +30,6 @@ def message_cost(message: Message) -> int:
         return 0  # its request has paid: a question is closed even without credit
     if isinstance(message, Progress):
         return OVERHEAD + utf8_size(message.note)
+    if isinstance(message, RunEvent):
+        return OVERHEAD + len(message.json)
     return OVERHEAD

@@ -6,50 +6,24 @@ each other; a type that the receiver does not know is answered with `Unsupported
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
+from capsule_tasks.protocol.ids import new_id
 from capsule_tasks.settings import ChildSettings
 
 VERSIONS: tuple[int, ...] = (1,)
 """The versions of this code, best first."""
 CAPABILITIES = (
-    "ack",
-    "async",
-    "cancel",
-    "checkpoint",
-    "credit",
-    "input",
-    "interrupt",
-    "namespace",
-    "progress",
-    "stack",
+    *("ack", "async", "cancel", "checkpoint", "credit", "input", "interrupt", "namespace"),
+    *("progress", "run_events", "stack"),
 )
 """The abilities of this code; the two sides of a session agree on those that both have."""
 
 Stream = Literal["stdout", "stderr"]
-
-
-class _Ids:
-    """Makes ids that are unique across processes, forks included, in a tenth of a uuid's time."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self._ids = map(f"{os.urandom(8).hex()}-{{:x}}".format, itertools.count(1))
-
-    def __call__(self) -> str:
-        return next(self._ids)
-
-
-new_id = _Ids()
 
 
 class ErrorKind(StrEnum):
@@ -371,6 +345,29 @@ class Progress(ToParent, kw_only=True, tag="progress"):
     note: str = ""
 
 
+class RunEvent(ToParent, kw_only=True, tag="run_event"):
+    """Something that people who watch a run want to see; after a crash, events may come again."""
+
+    kind: str
+    agent: str = ""
+    json: bytes
+    """The data of the event."""
+    left_out_bytes: int = 0
+    """The size of data that is too large for an event."""
+    dropped_events: int = 0
+    """Events of the run that were dropped before this one, as nobody took them in time."""
+    execution_id: str = ""
+
+    @classmethod
+    def of(cls, kind: str, agent: str = "", data: Any = None) -> Self:
+        return cls(kind=kind, agent=agent, json=msgspec.json.encode(data))
+
+    @property
+    def data(self) -> Any:
+        """What `json` has, decoded each time."""
+        return msgspec.json.decode(self.json)
+
+
 class InputRequest(ToParent, kw_only=True, tag="input_request"):
     """An execution waits for a line of text; the message's id names the request."""
 
@@ -397,7 +394,7 @@ class Gap(ToParent, kw_only=True, tag="gap"):
     execution_id: str | None = None
 
 
-Streamed = Output | Progress | Gap
+Streamed = Output | Progress | RunEvent | Gap
 """Messages that a child sends while code runs and the parent hands on as they are: also events."""
 
 

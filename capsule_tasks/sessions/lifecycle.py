@@ -17,7 +17,8 @@ from capsule_tasks.errors import (
     SessionStateError,
     reason_of,
 )
-from capsule_tasks.protocol.messages import Error, ErrorKind, Shutdown, Terminal, new_id
+from capsule_tasks.protocol.ids import new_id
+from capsule_tasks.protocol.messages import Error, ErrorKind, Shutdown, Terminal
 from capsule_tasks.sessions.arguments import check_callable, check_loop, check_text, check_type
 from capsule_tasks.sessions.info import Counters, Health, QueueStats, SessionInfo
 from capsule_tasks.sessions.listeners import SessionListeners, notify

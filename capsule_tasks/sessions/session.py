@@ -20,6 +20,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol import messages as wire
 from capsule_tasks.protocol.flow import message_cost, utf8_size
+from capsule_tasks.protocol.ids import new_id
 from capsule_tasks.protocol.namespaces import SavedNamespace
 from capsule_tasks.sessions.arguments import check_one_of, check_seconds, check_text, check_type
 from capsule_tasks.sessions.lifecycle import SessionLifecycle
@@ -117,7 +118,7 @@ class Session(SessionLifecycle):
         check_one_of("on_busy", on_busy, ("refuse", "wait"))
         child = await self._accepting("execute()")
         code = wire.Code(source=source)
-        stream = self._begin(child, execution_id or wire.new_id(), code, timeout_s, on_busy)
+        stream = self._begin(child, execution_id or new_id(), code, timeout_s, on_busy)
         try:
             while True:
                 message = await stream.next()

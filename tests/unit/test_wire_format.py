@@ -27,6 +27,7 @@ from capsule_tasks.protocol.messages import (
     Message,
     Output,
     Progress,
+    RunEvent,
 )
 from capsule_tasks.protocol.values import revive, to_wire
 from tests.unit import wire_tables
@@ -136,6 +137,7 @@ def test_the_length_of_a_frame_is_on_the_page() -> None:
 PAID = [
     (Output(stream="stdout", data="é"), "data", 2),
     (Progress(execution_id="e", done=1, note="é"), "note", 2),
+    (RunEvent(execution_id="e", kind="turn", json=b"12"), "json", 2),
     (InputRequest(execution_id="e", prompt="é"), "prompt", 2),
     (InputClosed(execution_id="e", request_id="r", reason="eof"), None, 0),
     (Gap(stream="stdout", lost_bytes=9, lost_messages=9), None, 0),

@@ -18,7 +18,7 @@ from typing import Any
 
 from capsule_tasks.child.io.sink import OutputSink, StderrText
 from capsule_tasks.child.stopping.deferred_stop import deferred_stop, interruptible
-from capsule_tasks.protocol.messages import Progress
+from capsule_tasks.protocol.messages import Progress, RunEvent
 from capsule_tasks.protocol.values import sendable
 
 _MAX_NOTE = 4096
@@ -41,6 +41,19 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
                 )
             )
         deferred_stop.raise_pending()
+
+
+def publish_run_event(event: RunEvent, *, is_last: bool = False) -> bool:
+    """Publish an event of the run that this execution drives; whether it was sent.
+
+    It is not sent without credit, unless it is the last one of the run.
+    """
+    for owner in _owners:
+        sink = owner()
+        if sink.execution_id is not None:
+            event.execution_id = sink.execution_id
+            return sink.send(event, needs_credit=not is_last)
+    return False
 
 
 class SessionStream(io.TextIOBase):

@@ -26,7 +26,7 @@ from capsule_tasks.child.outbox import Outbox
 from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost, utf8_size
-from capsule_tasks.protocol.messages import Gap, Message, Output, Progress, Stream
+from capsule_tasks.protocol.messages import Gap, Message, Output, Progress, RunEvent, Stream
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.settings import OutputSettings
 
@@ -147,18 +147,20 @@ class OutputSink:
         if not self._send_ready() and not self._blocks:
             self._drop_excess()
 
-    def send(self, message: Progress) -> None:
-        """Send a message in order with the text, at the price of its size.
+    def send(self, message: Progress | RunEvent, *, needs_credit: bool = True) -> bool:
+        """Send a message in order with the text, at the price of its size; whether it was sent.
 
-        Without credit it is superseded by the next, unless output blocks.
+        Without credit it is not sent, unless output blocks: the next one supersedes or counts it.
         """
         self.flush()
-        if self._blocks:
+        if self._blocks and needs_credit:
             self._wait_for_credit()
-        elif self.credit <= 0:
-            return
-        if not self._is_closed_for_writers:
-            self._send_at_cost(message)
+        elif self.credit <= 0 and needs_credit:
+            return False
+        if self._is_closed_for_writers:
+            return False
+        self._send_at_cost(message)
+        return True
 
     def send_question(self, message: Message) -> None:
         """Send a question behind the text; it never waits for credit."""

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import msgspec
 
 from capsule_tasks.executions.ends import LastEvent
-from capsule_tasks.executions.publishing.output_budget import OutputBudget
+from capsule_tasks.executions.publishing.output_budget import OutputBudget, size_of
 from capsule_tasks.protocol.events import Accepted, EventMessage, encode_event
 from capsule_tasks.protocol.flow import utf8_size
-from capsule_tasks.protocol.messages import Gap, Output, Progress, Stream
+from capsule_tasks.protocol.messages import Gap, Output, Progress, RunEvent, Stream
 from capsule_tasks.settings import PublishSettings
 
 _MAX_STEPS = 256
@@ -33,12 +33,19 @@ class _Piece(Output, kw_only=True, tag="output"):
     timestamp: float = 0.0
 
 
+class _StoredRunEvent(RunEvent, kw_only=True, tag="run_event"):
+    """An event of a run as it is stored: without ids."""
+
+    id: str = ""
+    timestamp: float = 0.0
+
+
 class EventBatch(msgspec.Struct):
     """Events that go in one call; kept until the call is answered."""
 
     events: list[bytes] = []
     size: int = 0
-    """Bytes of output in them."""
+    """Bytes of output, and of events of runs, in them."""
     has_stream_content: bool = False
     """Whether there is anything but claims, starts and ends among them."""
     ending: LastEvent | None = None
@@ -69,6 +76,8 @@ class EventBuffer:
             self._steps += 1
             if self._steps > _MAX_STEPS:
                 self._merge_progress()
+        elif isinstance(event, RunEvent):
+            self._account(size_of(event))
         self._items.append(event)
 
     def add_output(self, output: Output) -> None:
@@ -89,6 +98,8 @@ class EventBuffer:
             item = self._items.popleft()
             batch.has_stream_content = batch.has_stream_content or not isinstance(item, Accepted)
             self._steps -= isinstance(item, Progress)
+            if isinstance(item, RunEvent):
+                batch.size += size_of(item)
             if isinstance(item, _Text):
                 batch.size += item.size
                 self._encode_text(item, events)
@@ -128,6 +139,8 @@ class EventBuffer:
     def _encode(self, event: EventMessage, events: list[bytes]) -> None:
         if isinstance(event, Gap):
             self.offset += event.lost_bytes
+        elif isinstance(event, RunEvent):
+            event = _stored(event)
         events.append(encode_event(event, self.offset))
 
     def _encode_text(self, text: _Text, events: list[bytes]) -> None:
@@ -153,6 +166,16 @@ class EventBuffer:
     def _account(self, size: int) -> None:
         self.waiting_bytes += size
         self._budget.waiting_bytes += size
+
+
+def _stored(event: RunEvent) -> RunEvent:
+    return _StoredRunEvent(
+        kind=event.kind,
+        agent=event.agent,
+        json=event.json,
+        left_out_bytes=event.left_out_bytes,
+        dropped_events=event.dropped_events,
+    )
 
 
 def _pieces(text: str, size: int, max_bytes: int) -> list[str]:

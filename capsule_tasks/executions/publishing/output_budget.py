@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from capsule_tasks.protocol.flow import utf8_size
-from capsule_tasks.protocol.messages import Output
+from capsule_tasks.protocol.flow import message_cost, utf8_size
+from capsule_tasks.protocol.messages import Output, RunEvent
 from capsule_tasks.settings import PublishSettings
 
 if TYPE_CHECKING:
@@ -32,14 +32,15 @@ class OutputBudget:
         self._tokens_at = 0.0
         self._refill: asyncio.TimerHandle | None = None
 
-    def has_room(self, writer: StreamWriter, output: Output) -> bool:
+    def has_room(self, writer: StreamWriter, output: Output | RunEvent) -> bool:
         """Whether an execution may write more: below the rate of all, and with room in its window.
 
         Where output may be dropped, writes to a descriptor wait for the rate only.
         """
         self._refresh()
-        self._tokens = max(-self._rate, self._tokens - utf8_size(output.data))
-        is_lossy = output.raw and self.may_drop  # its buffer may drop it, and it has no credit
+        self._tokens = max(-self._rate, self._tokens - size_of(output))
+        is_raw = isinstance(output, Output) and output.raw
+        is_lossy = is_raw and self.may_drop  # its buffer may drop it, and it has no credit
         if self._tokens < 0:
             self._await_refill()
         elif is_lossy or not self._is_full(writer):
@@ -81,6 +82,11 @@ class OutputBudget:
             writer.execution.resume_output()
         for writer in list(self._paused):
             self.resume_output(writer)
+
+
+def size_of(output: Output | RunEvent) -> int:
+    """The bytes that count while the output waits: of events of runs, also a fixed part of each."""
+    return utf8_size(output.data) if isinstance(output, Output) else message_cost(output)
 
 
 def _waiting(writer: StreamWriter) -> int:

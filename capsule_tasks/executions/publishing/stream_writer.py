@@ -22,7 +22,7 @@ from capsule_tasks.protocol.events import (
     decode_command,
     encode_event,
 )
-from capsule_tasks.protocol.messages import Output
+from capsule_tasks.protocol.messages import Output, RunEvent
 from capsule_tasks.settings import ExecutionSettings
 from capsule_tasks.storage.executions.store import (
     UNCLAIMED,
@@ -114,11 +114,14 @@ class StreamWriter:
 
     # --- events --------------------------------------------------------------------------------
 
-    def write(self, output: Output) -> bool | None:
-        """One piece of output; False if there is no room for more now."""
+    def write(self, output: Output | RunEvent) -> bool | None:
+        """One piece of output, or event of a run; False if there is no room for more now."""
         if self._is_closed or self._ending is not None:
             return None
-        self._filled().add_output(output)
+        if isinstance(output, Output):
+            self._filled().add_output(output)
+        else:
+            self._filled().add(output)
         if self._is_started:
             self._is_due = True
         self._on_new_event()

@@ -10,6 +10,7 @@ from datetime import datetime
 from capsule_tasks.errors import NoOpenQuestion, UnknownInputRequest
 from capsule_tasks.protocol import events
 from capsule_tasks.protocol import messages as wire
+from capsule_tasks.protocol.ids import new_id
 from capsule_tasks.sessions.console.frontend import Frontend
 from capsule_tasks.sessions.console.target import Shown, Target
 
@@ -24,7 +25,7 @@ class Foreground:
     def __init__(self, target: Target, frontend: Frontend) -> None:
         self._target = target
         self._frontend = frontend
-        self._id = wire.new_id()
+        self._id = new_id()
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._asking = asyncio.Lock()  # one question after another
         self._running: asyncio.Task[bool] | None = None
@@ -100,6 +101,8 @@ def show(frontend: Frontend, message: Shown) -> None:
         case wire.Progress():
             of = f" of {message.total:g}" if message.total is not None else ""
             frontend.note(f"{message.done:g}{of} {message.note}".rstrip())
+        case wire.RunEvent():
+            frontend.note(f"{message.kind} {message.agent}".rstrip())
         case wire.Error():
             frontend.error(message.traceback or _in_short(message))
         case wire.Result(is_repr=True):

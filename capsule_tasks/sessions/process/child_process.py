@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 import capsule_tasks
-from capsule_tasks.protocol.messages import new_id
+from capsule_tasks.protocol.ids import new_id
 from capsule_tasks.settings import SessionConfig
 from capsule_tasks.system.descriptors import close_own, own_pipe
 from capsule_tasks.system.family import (

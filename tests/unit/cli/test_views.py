@@ -10,7 +10,7 @@ import pytest
 from capsule_tasks.cli import views
 from capsule_tasks.client import Event, GroupState
 from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, SessionRestored
-from capsule_tasks.protocol.messages import InputRequest, Output
+from capsule_tasks.protocol.messages import InputRequest, Output, RunEvent
 from capsule_tasks.storage.executions.types import RecentEntry
 
 HOSTILE = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)])) + '"\\ é'
@@ -89,3 +89,28 @@ def test_a_restored_session_says_what_is_missing(capsys: pytest.CaptureFixture[s
     said = shown(capsys, restored)
     assert "from its checkpoint of 19" in said
     assert "; lost: a, b; different: numpy 1, not 2" in said
+
+
+def test_an_event_of_a_run_is_a_line_unless_it_is_a_piece_of_a_reply(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    turn = RunEvent.of("turn", "support", {"turn": 1})
+    assert shown(capsys, turn) == "-- turn of support\n"
+    piece = RunEvent.of("raw_response_event", "support", {"delta": "I ref"})
+    assert shown(capsys, piece) == ""
+    piece.dropped_events = 7
+    line = "-- raw_response_event of support (7 events before it were dropped)\n"
+    assert shown(capsys, piece) == line
+
+
+def test_the_data_of_an_event_of_a_run_is_json_within_json() -> None:
+    event = RunEvent.of("turn", "support", {"turn": 1})
+    event.execution_id = "e"
+    assert json.loads(views.as_json(Event("1-1", 0.0, event))) == {
+        "event": "1-1",
+        "at": 0.0,
+        "t": "run_event",
+        "kind": "turn",
+        "agent": "support",
+        "data": {"turn": 1},
+    }

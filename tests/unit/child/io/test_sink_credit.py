@@ -11,7 +11,7 @@ import pytest
 from capsule_tasks.child.stopping.deferred_stop import InterruptibleCondition
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.flow import OVERHEAD, message_cost
-from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress
+from capsule_tasks.protocol.messages import Gap, InputRequest, Output, Progress, RunEvent
 from tests.sessions import HANG_S
 from tests.unit.child.io.sinks import Bench
 
@@ -144,6 +144,21 @@ def test_progress_waits_for_credit_and_keeps_its_place() -> None:
     bench.sink.add_credit(10_000)
     thread.join(HANG_S)
     assert bench.outbox.sent == [("stdout", "before"), HALF_WAY]
+
+
+def test_an_event_of_a_run_that_finds_no_credit_is_not_sent_unless_it_is_the_last() -> None:
+    bench = Bench(window_bytes=4096, backpressure="drop_oldest")
+    event = RunEvent.of("turn", "support", {"turn": 1})
+    event.execution_id = "e"
+    sent = 0
+    while bench.sink.send(event):
+        sent += 1
+    assert sent == -(-4096 // message_cost(event))
+    assert bench.sink.credit <= 0
+    assert bench.sink.send(event, needs_credit=False)
+    assert bench.outbox.messages == [event] * (sent + 1)
+    bench.sink.add_credit(2000)
+    assert bench.sink.send(event)
 
 
 def test_a_question_goes_out_behind_the_text_before_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from capsule_tasks.executions.publishing.event_buffer import EventBuffer
 from capsule_tasks.executions.publishing.output_budget import OutputBudget
 from capsule_tasks.protocol.events import decode_event
-from capsule_tasks.protocol.messages import Output, Progress
+from capsule_tasks.protocol.messages import Output, Progress, RunEvent
 from capsule_tasks.settings import MIB, PublishSettings
 
 HANG_S = 10.0
@@ -97,3 +97,28 @@ def test_a_little_progress_is_published_unchanged() -> None:
         for done in range(200):
             buffer.add(progress(done))
         assert [message.done for message in taken(buffer)] == list(range(200))
+
+
+async def test_events_of_a_run_count_as_output_until_they_are_stored() -> None:
+    """A run whose events Redis does not take has no credit for more, so they cannot pile up."""
+    budget = new_budget()
+    writer = a_writer(budget)
+    event = RunEvent.of("raw_response_event", "support", {"delta": "x" * 1000})
+    event.execution_id, added = "e", 0
+    while budget.has_room(writer, event):
+        writer.buffer.add(event)
+        added += 1
+    assert 500 < added < 2000
+    assert writer.buffer.waiting_bytes == budget.waiting_bytes > MIB
+
+    taken_bytes, stored = 0, []
+    while writer.buffer:
+        batch = writer.buffer.take()
+        stored += [decode_event(each)[0] for each in batch.events]
+        taken_bytes += batch.size
+        writer.buffer.stored(batch.size)
+    assert (len(stored), budget.waiting_bytes) == (added, 0)
+    assert (stored[0].kind, stored[0].agent) == ("raw_response_event", "support")
+    assert stored[0].data == {"delta": "x" * 1000}
+    assert stored[0].execution_id == ""
+    assert all(len(each) < len(event.json) + 80 for each in batch.events)

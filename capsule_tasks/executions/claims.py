@@ -110,7 +110,8 @@ class ClaimAxis:
         if self.run is not states.RUNNING:
             return
         if self.claim is states.UNCLAIMED:
-            self._claim_with_events()
+            if not self.origin.claims_with_output:
+                self._claim_with_events()
         elif self.claim is not states.CLOSED:
             self._do(do.Flush())
         if self.ack is states.DEFERRED:
@@ -159,7 +160,8 @@ class ClaimAxis:
         """The previous attempt has ended, or has had its time to."""
         if self.claim is not states.AWAITING_PREVIOUS:
             return
-        if self._awaits_takeover and isinstance(self._last, AttemptEnded):
+        is_late = isinstance(self._last, AttemptEnded) and not self.origin.claims_with_output
+        if self._awaits_takeover and is_late:
             self._close()  # the attempt that follows this one has the execution by now
             return
         self.claim = self.claim.to[states.CLAIMING]
@@ -173,7 +175,8 @@ class ClaimAxis:
 
         The claim of the attempt that follows must not come before this one's.
         """
-        self._claim_with_events()
+        if not self.origin.claims_with_output:
+            self._claim_with_events()
 
     def on_append_refused(self) -> None:
         """Nothing more of this attempt is stored."""
@@ -259,5 +262,5 @@ class ClaimAxis:
             self._do(do.ReadCommands())
         elif self.claim is not states.CLOSED:
             self._doorbell_rang = True
-            if self.run is states.RUNNING:
+            if self.run is states.RUNNING and not self.origin.claims_with_output:
                 self._claim_with_events()

@@ -9,8 +9,16 @@ import msgspec
 
 from capsule_tasks.errors import TaskNotCarried
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.protocol.events import AttemptEnded, AttemptOutcome, Ended, Outcome
-from capsule_tasks.protocol.messages import Error, ErrorKind, TaskResult, Terminal
+from capsule_tasks.protocol.events import (
+    RUN_CANCELLED,
+    RUN_ELSEWHERE,
+    RUN_PARKED,
+    AttemptEnded,
+    AttemptOutcome,
+    Ended,
+    Outcome,
+)
+from capsule_tasks.protocol.messages import Error, ErrorKind, Failure, TaskResult, Terminal
 from capsule_tasks.sessions.process.child_process import CRASHES
 
 _MAX_TEXT = 4096
@@ -18,6 +26,7 @@ _MAX_TRACEBACK = 16 * 1024
 _SUCCEEDED = Outcome.SUCCEEDED
 _REPLACED = "Replaced by new task"
 """The message of the Ignore that `Task.replace` raises; what replaces the task has the same id."""
+_CELERY = "celery.exceptions"
 _NOT_CARRIED = (ErrorKind.TOO_LARGE, ErrorKind.RAISED)
 """A task that raises is reported as `TaskResult`: these kinds concern the frame that carries it."""
 
@@ -100,6 +109,9 @@ def call_in_part(end: End) -> End:
 
 def end_of_traced(traced: TaskResult) -> End:
     """The end of an execution that Celery's tracer completed."""
+    if _is_of_celery(traced.failure, "Ignore", RUN_CANCELLED):
+        # Celery stores nothing for an Ignore: the worker reports the end, as of any cancelled task.
+        return End(EndKind.STOPPED, signum=int(signal.SIGTERM)).with_bytes_of(traced)
     return End(_TRACED, "", traced, 0, 0, traced.stdout_bytes, traced.stderr_bytes)
 
 
@@ -184,13 +196,16 @@ def _of_traced(traced: TaskResult) -> LastEvent:
             stdout_bytes=traced.stdout_bytes,
             stderr_bytes=traced.stderr_bytes,
         )
-    is_of_celery = failure.module == "celery.exceptions"
-    if is_of_celery and failure.name == "Retry":
-        return another_follows("retry", failure.message)
-    if is_of_celery and failure.name == "Ignore" and failure.message == _REPLACED:
+    if _is_of_celery(failure, "Retry"):
+        is_parked = failure.message == RUN_PARKED
+        return another_follows("parked" if is_parked else "retry", failure.message)
+    if _is_of_celery(failure, "Ignore", _REPLACED):
         return another_follows("replaced", failure.message)
-    if is_of_celery and failure.name == "Reject" and failure.state.get("requeue"):
+    if _is_of_celery(failure, "Ignore", RUN_ELSEWHERE):
         return another_follows("requeued", failure.message)
+    if _is_of_celery(failure, "Reject") and failure.state.get("requeue"):
+        return another_follows("requeued", failure.message)
+    is_of_celery = failure.module == _CELERY
     outcomes = {"Reject": Outcome.REJECTED, "Ignore": Outcome.IGNORED}
     outcome = outcomes.get(failure.name, Outcome.FAILED) if is_of_celery else Outcome.FAILED
     return Ended(
@@ -202,6 +217,13 @@ def _of_traced(traced: TaskResult) -> LastEvent:
         stdout_bytes=traced.stdout_bytes,
         stderr_bytes=traced.stderr_bytes,
     )
+
+
+def _is_of_celery(failure: Failure | None, name: str, message: str | None = None) -> bool:
+    """Whether a failure is the exception of Celery of this name, and with this message."""
+    if failure is None or (failure.module, failure.name) != (_CELERY, name):
+        return False
+    return message is None or failure.message == message
 
 
 # --- the end in Redis -------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Lifecycle(ClaimAxis):
         self._do(do.ReportAccepted(at, defers_ack))
         if is_streamed:
             self._do(_PUBLISH_START)
-            if self._doorbell_rang:
+            if self._doorbell_rang and not self.origin.claims_with_output:
                 self._claim_with_events()
             if self.claim is states.CLAIMED:
                 self._confirm_lease()
@@ -358,7 +358,8 @@ class Lifecycle(ClaimAxis):
 
     def _is_unseen(self) -> bool:
         """Whether neither Redis nor a watcher can know of this attempt."""
-        return self.claim is states.UNCLAIMED and self.report is not states.ACCEPTED
+        is_silent = self.report is not states.ACCEPTED or self.origin.claims_with_output
+        return self.claim is states.UNCLAIMED and is_silent
 
     def on_end_stored(self) -> None:
         """The last event is stored."""

@@ -23,6 +23,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     needs_claim: bool = False
     """The execution, a call of a named session, never runs without a sure claim: another worker may
     have the session by then. No message stands behind it, and its end is reported once stored."""
+    claims_with_output: bool = False
+    """The execution, a durable run, starts at once and is claimed with its first event or its end:
+    it publishes nothing before it has the run, and then nobody else has. An attempt that ends
+    before that, for another one, leaves no trace."""
     redelivers_when_lost: bool = False
     """The same message is delivered again when the child that ran it is lost."""
     continues_after_loss: bool = False

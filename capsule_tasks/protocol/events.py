@@ -30,8 +30,14 @@ class Outcome(StrEnum):
     """The task rejected its message."""
 
 
-AttemptOutcome = Literal["retry", "requeued", "replaced", "lost"]
+AttemptOutcome = Literal["retry", "requeued", "replaced", "parked", "lost"]
 """How an attempt ended that another one follows."""
+
+RUN_PARKED = "the run waits for a decision"
+RUN_ELSEWHERE = "another worker has the run"
+RUN_CANCELLED = "the run was cancelled"
+"""The texts of the exceptions of Celery, a Retry and two Ignore, with which the task of a durable
+run ends an attempt."""
 
 
 class _Tagged(msgspec.Struct, kw_only=True, frozen=True, tag_field="t", omit_defaults=True):

@@ -73,6 +73,21 @@ class Claimer:
         for writer in writers:
             writer.feed(Lifecycle.on_claim_due)
 
+    def call_once_held(self, writer: StreamWriter, claim: Callable[[], object]) -> None:
+        """Make a claim as soon as there is a lease, and the execution is recorded as held."""
+        if self._keeps_order and self._publisher.lease.is_held.is_set():
+            claim()  # which records it
+        else:
+            self._publisher.background.spawn(self._call_once_held(writer, claim))
+
+    async def _call_once_held(self, writer: StreamWriter, claim: Callable[[], object]) -> None:
+        lease = self._publisher.lease
+        await lease.is_held.wait()
+        while not await lease.hold([writer]):
+            await lease.is_held.wait()
+        if writer.execution.stream is writer:
+            claim()
+
     # --- claims before the start ---------------------------------------------------------------
 
     def claim_first(self, writer: StreamWriter) -> None:

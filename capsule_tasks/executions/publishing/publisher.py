@@ -205,13 +205,20 @@ class Publisher:
         if previous is not None and not execution.life.origin.is_redelivered:
             writer.previous_released = previous.released = asyncio.Event()
         execution.stream = writer
-        self.writers[execution_id] = writer
+        if not execution.life.origin.claims_with_output:
+            self.present(writer)
         return self._streaming_of(execution.life.origin)
+
+    def present(self, writer: StreamWriter) -> None:
+        """From now on this is the stream of its execution here, which commands are meant for."""
+        self.writers[writer.execution_id] = writer
 
     def _streaming_of(self, origin: Origin) -> Streaming:
         rung = self.claimer.rung
         was_rung = origin.execution_id in rung
         rung.pop(origin.execution_id, None)
+        if origin.claims_with_output:
+            return Streaming.CLAIM_LATER
         is_known = was_rung or origin.is_retry or origin.is_redelivered
         is_new = not (is_known or origin.needs_claim)
         if is_new and self._keeps_order and self.lease.is_held.is_set():

@@ -108,6 +108,16 @@ class StreamWriter:
         self._came_at = asyncio.get_running_loop().time()
 
     @property
+    def _is_young_s(self) -> float:
+        """The age from which the attempt takes nothing from one that came later.
+
+        A run that another worker could have by now has stood still for most of its lease.
+        """
+        if self.execution.life.origin.claims_with_output:
+            return self.publisher.lease.settings.lease_s / 2
+        return _YOUNG_S
+
+    @property
     def is_unclaimed(self) -> bool:
         """Whether the claim is still to come."""
         return self.execution.life.claim is Claim.UNCLAIMED
@@ -138,7 +148,8 @@ class StreamWriter:
         """The code runs; the event goes with the first output, or when the claim is due."""
         self._is_started = True
         self._start = Accepted(pid=self.execution.pid)
-        self.publisher.claimer.due.add(self.execution)
+        if not self.execution.life.origin.claims_with_output:
+            self.publisher.claimer.due.add(self.execution)
         if self.buffer is not None:
             self._filled()
 
@@ -178,7 +189,16 @@ class StreamWriter:
         if self.previous_released is not None:
             claim = partial(self.claim_with_events, takes_over)
             self.publisher.claimer.call_after_previous(self, claim)
-            return
+        elif self.execution.life.origin.claims_with_output and not takes_over:
+            self.publisher.present(self)
+            self._came_at = asyncio.get_running_loop().time()
+            self.publisher.claimer.call_once_held(
+                self, partial(self._claim_with_events, takes_over)
+            )
+        else:
+            self._claim_with_events(takes_over)
+
+    def _claim_with_events(self, takes_over: bool) -> None:
         batch = (self._batch if takes_over else None) or self._next_batch(is_claim=True)
         # An execution that is over is held only until its group has counted it.
         is_brief = batch.ending is not None and not self.execution.life.origin.group
@@ -239,7 +259,7 @@ class StreamWriter:
         why = Refusal.CLOSED
         if isinstance(news, AttemptStale):
             age_s = asyncio.get_running_loop().time() - self._came_at
-            if may_take_over and age_s < _YOUNG_S:
+            if may_take_over and age_s < self._is_young_s:
                 why = Refusal.RUNS_ELSEWHERE
             else:
                 self._log_refusal(news)

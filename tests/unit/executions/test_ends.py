@@ -24,7 +24,14 @@ from capsule_tasks.executions.ends import (
     state_of,
 )
 from capsule_tasks.executions.origin import Origin
-from capsule_tasks.protocol.events import AttemptEnded, Ended, Outcome
+from capsule_tasks.protocol.events import (
+    RUN_CANCELLED,
+    RUN_ELSEWHERE,
+    RUN_PARKED,
+    AttemptEnded,
+    Ended,
+    Outcome,
+)
 from capsule_tasks.protocol.messages import Error, ErrorKind, Failure, TaskResult
 
 TERM, KILL, INT, SEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV
@@ -111,6 +118,8 @@ def test_a_task_too_large_for_a_frame_is_no_lost_child(kind: ErrorKind) -> None:
         (failed("Retry", "in 1s"), "retry"),
         (failed("Ignore", "Replaced by new task"), "replaced"),
         (failed("Reject", requeue=True), "requeued"),
+        (failed("Retry", RUN_PARKED), "parked"),
+        (failed("Ignore", RUN_ELSEWHERE), "requeued"),
     ],
 )
 def test_another_attempt_follows(end: End, how: str) -> None:
@@ -190,6 +199,15 @@ PROMISED = Origin(
 )
 def test_these_ends_are_the_same_whatever_the_message_promises(end: End, event: LastEvent) -> None:
     assert last_event(end, PROMISED) == event
+
+
+def test_a_cancelled_run_is_reported_as_any_cancelled_task() -> None:
+    end = failed("Ignore", RUN_CANCELLED)
+    assert end == End(EndKind.STOPPED, signum=TERM, stdout_bytes=7)
+    event = last_event(end, ORIGIN)
+    assert isinstance(event, Ended)
+    assert event.outcome is Outcome.CANCELLED
+    assert failed("Ignore", RUN_CANCELLED, module="app").kind is EndKind.TRACED
 
 
 def test_long_words_are_cut() -> None:

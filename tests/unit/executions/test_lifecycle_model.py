@@ -125,6 +125,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         is_known = origin.is_retry or origin.is_redelivered
         if streaming is Streaming.CLAIM_LATER and is_known:
             streaming = Streaming.CLAIM_FIRST
+        if origin.claims_with_output and streaming is not Streaming.NONE:
+            streaming = Streaming.CLAIM_LATER
         if origin.needs_claim:
             is_discarded = False
             if streaming is Streaming.CLAIM_LATER:
@@ -159,7 +161,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @when(lambda self: not self.has_printed)
     @step()
     def prints(self) -> None:
-        self.has_printed = True
+        self.has_printed = self.world.has_said = True
         self.world.feed(Lifecycle.on_first_output)
 
     @when(lambda self: self.world.has_child and self.world.has_started)
@@ -169,6 +171,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.asked += 1
         request = InputRequest(execution_id="id", id=f"question-{self.asked}")
         self.world.questions[request.id] = request
+        self.world.has_said = True
         self.world.feed(Lifecycle.on_input_requested, request)
 
     @when(lambda self: self.world.has_child and self.world.questions)

@@ -20,6 +20,10 @@ from capsule_tasks.executions.lifecycle import Event, Lifecycle, P
 from capsule_tasks.executions.origin import Origin
 from capsule_tasks.executions.states import Ack, Claim, Report, Run
 from capsule_tasks.protocol.events import (
+    RUN_CANCELLED,
+    RUN_ELSEWHERE,
+    RUN_PARKED,
+    AttemptEnded,
     CancelCommand,
     Command,
     InterruptCommand,
@@ -47,6 +51,9 @@ TRACED = [
     TaskResult(execution_id="id", failure=failed("Retry")),
     TaskResult(execution_id="id", failure=failed("Ignore", "Replaced by new task")),
     TaskResult(execution_id="id", failure=failed("Reject", requeue=True)),
+    TaskResult(execution_id="id", failure=failed("Retry", RUN_PARKED)),
+    TaskResult(execution_id="id", failure=failed("Ignore", RUN_ELSEWHERE)),
+    TaskResult(execution_id="id", failure=failed("Ignore", RUN_CANCELLED)),
     TaskResult(
         execution_id="id", failure=Failure(module="", name="SystemExit"), escaped_tracer=True
     ),
@@ -84,10 +91,11 @@ def origins(draw: st.DrawFn) -> Origin:
     )
     may_be_redelivered = acknowledged == "late, redelivered"
     before = draw(st.sampled_from(["new", "new", "new", "retry", "redelivered"]))
+    is_async = draw(st.sampled_from([False, False, True]))
     return Origin(
         execution_id="id",
         task="app.task",
-        is_async=draw(st.sampled_from([False, False, True])),
+        is_async=is_async,
         group=draw(st.sampled_from(["", "group"])),
         index=0,
         is_retry=before == "retry",
@@ -96,6 +104,7 @@ def origins(draw: st.DrawFn) -> Origin:
         ack_waits_for_claim=acknowledged == "when sure",
         redelivers_when_lost=may_be_redelivered,
         needs_claim=before == "new" and acknowledged == "early" and draw(flag),
+        claims_with_output=is_async and may_be_redelivered and draw(flag),
         continues_after_loss=may_be_redelivered or draw(flag),
         redelivers_over_limit=may_be_redelivered,
         soft_limit_s=draw(st.sampled_from([None, 1.0])),
@@ -124,6 +133,8 @@ class World:
         # the dispatcher
         self.is_queued = self.has_child = self.has_started = self.is_judging = False
         self.questions: dict[str, InputRequest] = {}
+        self.has_said = False
+        """The child has sent something for watchers."""
         # the publisher and Redis
         self.lease = "lease-1"
         self.call: Call | None = None
@@ -266,6 +277,9 @@ class World:
 
     def claim(self, call: Call) -> None:
         assert self.call is None, "never two calls at once"
+        if self.life.origin.claims_with_output:
+            is_last = self.end is not None and not isinstance(self.end, AttemptEnded)
+            assert self.has_said or is_last, "a run that another worker has is left alone"
         self.call = call
         self.holds.add(call.owner)
 
@@ -440,6 +454,8 @@ class World:
             assert self.freed == 1
             assert self.acks == (self.accepted is not None and self.accepted.defers_ack)
         assert is_redis_away or life.claim is Claim.CLOSED, life
+        if life.origin.claims_with_output and isinstance(self.end, AttemptEnded):
+            assert self.has_said
         if life.claim is Claim.CLOSED:
             assert self.is_released
             assert self.is_end_stored == (len(self.notes) == 1)

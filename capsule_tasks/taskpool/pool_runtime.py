@@ -37,6 +37,7 @@ from capsule_tasks.taskpool.hub import RuntimeThread
 from capsule_tasks.taskpool.options import lane_settings, loss_counter_of, make_publisher, profile
 from capsule_tasks.taskpool.reporting.output_log import FinishedTask, OutputLog
 from capsule_tasks.taskpool.reporting.reporter import group_of
+from capsule_tasks.taskpool.run_keeper import make_run_keeper
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -83,6 +84,7 @@ class PoolRuntime:
         self.code = CodeRunner(app, self._hostname, self.supervisor)
         self.host = make_host(app, self.publisher, self.supervisor, self.code.lanes)
         self.session_calls = self.code.session_calls
+        self.run_keeper = make_run_keeper(app)
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""
@@ -100,6 +102,8 @@ class PoolRuntime:
             task_revoked.connect(self._on_revoked)
         if self.host is not None:
             await self.host.start()
+        if self.run_keeper is not None:
+            await self.run_keeper.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """On the loop, once: stop every part, also when another one fails to stop.
@@ -114,6 +118,8 @@ class PoolRuntime:
             stack.push_async_callback(self.supervisor.stop)
             if self.host is not None:
                 stack.push_async_callback(self.host.stop, grace_s)
+            if self.run_keeper is not None:
+                stack.push_async_callback(self.run_keeper.stop)
             task_revoked.disconnect(self._on_revoked)
 
     def requeue_waiting(self) -> None:

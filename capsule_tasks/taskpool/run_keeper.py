@@ -15,7 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
+from capsule_tasks.client.redis_location import redis_url
+from capsule_tasks.client.runs.messages import send
+from capsule_tasks.client.runs.registry import runs_of
+from capsule_tasks.client.runs.stores import run_store
 from capsule_tasks.errors import RunEnded, RunNotFound, StorageError, reason_of
 from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.storage.runs.store import RunStore
@@ -38,6 +43,16 @@ _SEND_S = 30.0
 
 SendMessage = Callable[[str, bytes], object]
 """Sends the message of a run under the id of the run; blocks, and may raise."""
+
+
+def make_run_keeper(app: Any) -> RunKeeper | None:
+    """The keeper of a worker; None where the app has no agents, or no Redis for their runs."""
+    if not runs_of(app).agents:
+        return None
+    if redis_url(app) is None:
+        log.warning("runs are not kept going: set capsule_redis_url to the Redis they should be in")
+        return None
+    return RunKeeper(run_store(app), partial(send, app))
 
 
 class RunKeeper:

@@ -316,7 +316,7 @@ async def test_expired_runs_leave_the_index(
         await short.commit(await short.claim("r", "w1"), b"", turn=1, status="completed")
     client = redis.Redis.from_url(valkey_url)
     try:
-        index = RunIndexKeys(prefix).order(None, None)
+        index = RunIndexKeys(prefix).order(None, "completed")
         assert client.zcard(index) == 1
         async with asyncio.timeout(LIMIT_S):
             while client.zcard(index):

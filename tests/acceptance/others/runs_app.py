@@ -1,0 +1,102 @@
+"""An app with an agent that does what its input says, without any model.
+
+The input is a list of words: `work`, `ask` (wait for an approval), `crash` (end the process).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery, signals
+
+from capsule_tasks import Capsule
+from capsule_tasks.durable import INPUT_SCHEMA, TurnEnd, TurnWork, input_of
+from capsule_tasks.storage import ApprovalRequest, Claim
+
+REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
+
+app = Celery("tests.acceptance.others.runs_app", broker=REDIS_URL, backend=REDIS_URL)
+app.conf.update(
+    task_default_queue=os.environ.get("TEST_QUEUE", "celery"),
+    broker_transport_options={"visibility_timeout": 5, "unacked_restore_interval": 0.2},
+    broker_connection_retry_on_startup=True,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    capsule_redis_url=os.environ.get("TEST_RUNS_URL"),
+    capsule_lease_s=2.0,
+)
+app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
+capsule = Capsule(app)
+
+
+class WordsEngine:
+    """Does one word in each turn, and says in each snapshot which version of it wrote it."""
+
+    def __init__(self, version: int) -> None:
+        """A version reads the snapshots of those before it."""
+        versions = [f"words/{number}" for number in range(1, version + 1)]
+        self.readable: Sequence[str] = (INPUT_SCHEMA, *versions)
+        self._schema = versions[-1]
+
+    def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
+        raise NotImplementedError("runs of this app are started by other processes")
+
+    def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
+        words, did = _read(claim)
+        return () if words[0] != "ask" else (_request(did),)
+
+    def encoded(self, output: Any) -> bytes:
+        return json.dumps(output).encode()
+
+    async def turn(self, work: TurnWork) -> TurnEnd:
+        words, did = _read(work.claim)
+        word, rest = words[0], words[1:]
+        if word == "ask" and not work.claim.decisions.exact:
+            return self._end(words, did, status="interrupted", approval_requests=(_request(did),))
+        if word == "ask":
+            (decision,) = work.claim.decisions.exact
+            word = f"{'approved' if decision.approved else 'rejected'} by {decision.by}"
+        elif word == "crash":
+            os._exit(1)
+        elif word == "wait":
+            await asyncio.sleep(3600)
+        did = [*did, word]
+        items: list[Any] = [{"did": word}]
+        if not rest:
+            return self._end(rest, did, status="completed", output=did, items=items)
+        return self._end(rest, did, items=items)
+
+    def _end(self, words: list[str], did: list[str], **end: Any) -> TurnEnd:
+        return TurnEnd(json.dumps([words, did]).encode(), self._schema, "words", **end)
+
+
+def _read(claim: Claim) -> tuple[list[str], list[str]]:
+    """The words that are left, and those that were done."""
+    if claim.schema == INPUT_SCHEMA:
+        return list(input_of(claim.snapshot).input), []
+    words, did = json.loads(claim.snapshot)
+    return words, did
+
+
+def _request(did: list[str]) -> ApprovalRequest:
+    limit = os.environ.get("TEST_APPROVAL_S")
+    return ApprovalRequest(
+        call_id=f"ask-{len(did)}",
+        tool="bare:ask",
+        agent="words",
+        fingerprint="f",
+        expires_in_s=float(limit) if limit else None,
+        on_expiry=os.environ.get("TEST_ON_EXPIRY", "reject"),  # type: ignore[arg-type]
+    )
+
+
+capsule.runs.register("words", WordsEngine(int(os.environ.get("TEST_VERSION", "1"))))
+
+
+@signals.worker_ready.connect
+def tell_ready(**_: Any) -> None:
+    if descriptor := os.environ.pop("TEST_READY_FD", None):
+        os.write(int(descriptor), b"ready\n")

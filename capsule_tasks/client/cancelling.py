@@ -8,10 +8,12 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from capsule_tasks.client.redis_location import redis_url
 from capsule_tasks.client.revokes import store_revokes
+from capsule_tasks.client.runs.messages import RUN_TASK, cancel_run
 from capsule_tasks.client.watching.results import stored_ends
 from capsule_tasks.client.watching.watch_thread import watch_thread
 from capsule_tasks.client.watching.watcher import (
@@ -20,8 +22,9 @@ from capsule_tasks.client.watching.watcher import (
     end_from_index,
     in_batches,
 )
-from capsule_tasks.errors import reason_of
+from capsule_tasks.errors import RunEnded, RunNotFound, reason_of
 from capsule_tasks.protocol.events import CancelCommand, Command, Ended
+from capsule_tasks.storage.executions.types import State
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -36,7 +39,8 @@ async def cancel_all(
     """Cancel executions; the answer for each id, in the order of the ids.
 
     Executions that no worker with streams has started are also revoked through Celery. The revoke
-    reaches workers of other pools, and tasks that a worker holds until their ETA.
+    reaches workers of other pools, and tasks that a worker holds until their ETA. A durable run
+    that waits for a person is cancelled in its store: no worker has it.
     """
     check_grace(grace_s)
     wanted = list(dict.fromkeys(ids))
@@ -45,7 +49,9 @@ async def cancel_all(
     answers: dict[str, CancelAnswer] = dict.fromkeys(wanted, "pending")
     if redis_url(app) is not None:
         command = CancelCommand(grace_s=grace_s, requested_by=requested_by())
-        answers = await send_to_all(app, wanted, command)
+        states = await _states_after(app, wanted, command)
+        await _cancel_parked(app, [one for one, state in states.items() if state == "waiting"])
+        answers = _answers(states)
     pending = [one for one, answer in answers.items() if answer == "pending"]
     for batch in in_batches(pending):
         await asyncio.to_thread(_revoke, app, batch)
@@ -54,6 +60,10 @@ async def cancel_all(
 
 async def send_to_all(app: Any, ids: Sequence[str], command: Command) -> dict[str, CancelAnswer]:
     """Send a command to executions; the answer for each, from its state after that."""
+    return _answers(await _states_after(app, ids, command))
+
+
+async def _states_after(app: Any, ids: Sequence[str], command: Command) -> dict[str, State]:
     watcher = await watch_thread.watcher(app)
     states = await watcher.send_command_to_all(ids, command)
     unknown = [one for one, state in states.items() if state == "unknown"]
@@ -70,10 +80,23 @@ async def send_to_all(app: Any, ids: Sequence[str], command: Command) -> dict[st
     for one in over:
         name = type(command).__struct_config__.tag
         log.info("execution %s has ended: command %s ignored", one, name)
-    return {
-        one: "over" if one in over else "requested" if state == "running" else "pending"
-        for one, state in states.items()
-    }
+    return states | dict.fromkeys(over, "ended")
+
+
+def _answers(states: dict[str, State]) -> dict[str, CancelAnswer]:
+    answers: dict[State, CancelAnswer] = {"ended": "over", "running": "requested"}
+    return {one: answers.get(state, "pending") for one, state in states.items()}
+
+
+async def _cancel_parked(app: Any, ids: Sequence[str]) -> None:
+    """Cancel those executions that are durable runs, which wait for a person or for a worker."""
+    watcher = await watch_thread.watcher(app)
+    for some in in_batches(ids):
+        records = await asyncio.gather(*map(watcher.store.read_record, some))
+        for one, record in zip(some, records, strict=True):
+            if record.task == RUN_TASK:
+                with suppress(RunNotFound, RunEnded):
+                    await cancel_run(app, watcher.runs, one, requester())
 
 
 async def ended_without_stream(
@@ -98,11 +121,16 @@ def _revoke(app: Any, ids: Sequence[str]) -> None:
 
 def requested_by() -> str:
     """The sender of a command or of a call, as a worker's log names it."""
+    return f"{requester()}, process {os.getpid()}"
+
+
+def requester() -> str:
+    """The user and host of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}, process {os.getpid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def check_type(name: str, value: Any, kind: type) -> None:

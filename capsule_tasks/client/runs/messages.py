@@ -15,8 +15,9 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from kombu.utils import json
 
-from capsule_tasks.errors import InvalidRunState, InvalidSetting, StorageError, reason_of
+from capsule_tasks.errors import InvalidRunState, InvalidSetting, RunEnded, StorageError, reason_of
 from capsule_tasks.storage import RunStore
+from capsule_tasks.storage.runs.types import Status
 
 log = logging.getLogger("capsule_tasks.client")
 
@@ -83,6 +84,32 @@ async def send_and_note(
         await store.note_sent(run_id, updated_us)
     except (OperationalError, StorageError) as fault:
         log.warning("run %s was not sent; a worker sends it: %s", run_id, reason_of(fault))
+
+
+async def send_stored(app: Any, store: RunStore, run_id: str, updated_us: int) -> None:
+    """Send the stored message of a run, which its change at `updated_us` needs."""
+    try:
+        record = await store.read(run_id, with_snapshot=False)
+    except StorageError as fault:
+        log.warning("run %s was not sent; a worker sends it: %s", run_id, reason_of(fault))
+        return
+    await send_and_note(app, store, run_id, record.message, updated_us)
+
+
+async def cancel_run(app: Any, store: RunStore, run_id: str, by: str) -> Status:
+    """Cancel a run: its status after that, `cancelled`, or `running` until its owner ends it.
+
+    Raises RunEnded for a run that has completed or failed.
+    """
+    try:
+        cancelled = await store.cancel(run_id, by=by)
+    except RunEnded as ended:
+        if ended.status == "cancelled":
+            return "cancelled"
+        raise
+    if cancelled.resume:
+        await send_stored(app, store, run_id, cancelled.updated_us)
+    return cancelled.status
 
 
 def _written(args: Any, kwargs: Any, options: dict[str, Any]) -> bytes:

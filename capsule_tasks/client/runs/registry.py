@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from capsule_tasks.client.cancelling import check_type
 from capsule_tasks.client.options import check_options
+from capsule_tasks.client.runs.handle import RunHandle
+from capsule_tasks.client.runs.info import RunInfo, WaitingCall
 from capsule_tasks.client.runs.messages import RUN_TASK, message_of, send_and_note
 from capsule_tasks.client.sessions.named_session import check_id
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
 from capsule_tasks.durable import INPUT_SCHEMA, Engine, first_snapshot
+from capsule_tasks.durable.settling import SETTLE
 from capsule_tasks.errors import AgentNotRegistered, InvalidSetting
+from capsule_tasks.runs import ToolKey
+from capsule_tasks.runs.identity import ToolKind
 from capsule_tasks.settings import PositiveSeconds, check_value
+from capsule_tasks.storage.runs.types import Status
 
 _ATTRIBUTE = "capsule_runs"
 OptionalSeconds = PositiveSeconds | None
@@ -92,8 +98,8 @@ class Runs:
         context: Any = None,
         run_id: str | None = None,
         **options: Any,
-    ) -> str:
-        """Store a run and queue it; its id, which is the id of its task and of its execution.
+    ) -> RunHandle:
+        """Store a run and queue it. Its id is the id of its task and of its execution.
 
         `given` is the user's message, or a list of items. The run reads and writes the history of
         `session`, by default one of its own. `options` are those of `apply_async`. Raises RunExists
@@ -114,9 +120,49 @@ class Runs:
             run_id, session or run_id, snapshot, schema=schema, agent=agent, message=message
         )
         await send_and_note(self.app, store, run_id, message, created.updated_us)
-        return run_id
+        return self.get(run_id)
 
     start = blocking(astart)
+
+    def get(self, run_id: str) -> RunHandle:
+        """The handle of a run, by its id. Asks nothing of Redis."""
+        return RunHandle(self.app, run_id)
+
+    async def alist(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        session: str | None = None,
+        limit: int = 50,
+    ) -> Sequence[RunInfo]:
+        """Runs, those whose status changed last first; of a status, an agent, a session, if given.
+
+        `agent` is the name under which the agent is registered.
+        """
+        store = (await watch_thread.watcher(self.app)).runs
+        page = await store.list(status=status, agent=agent, session_id=session, limit=limit)
+        return [RunInfo.of(record) for record in page.runs]
+
+    list = blocking(alist)
+
+    async def apending(
+        self, *, agent: str | None = None, tool: str | None = None, limit: int = 100
+    ) -> Sequence[WaitingCall]:
+        """The calls that wait for a person in all runs, oldest first.
+
+        `agent` is the own name of the agent that asks, and `tool` the name of a function tool, or
+        the `ToolKey.text` of any tool.
+        """
+        approvals = (await watch_thread.watcher(self.app)).runs.approvals
+        names = [None] if tool is None else [_tool_key(tool), f"{SETTLE}{_tool_key(tool)}"]
+        found: list[WaitingCall] = []
+        for name in names:
+            page = await approvals.pending(agent=agent, tool=name, limit=limit)
+            found += map(WaitingCall.of, page.calls)
+        return sorted(found, key=lambda call: call.asked_at)[:limit]
+
+    pending = blocking(apending)
 
     def s(self, agent: str, *given: Any, session: str | None = None, context: Any = None) -> Any:
         """A signature of a run; in a chain without an input, the input is the value before."""
@@ -145,7 +191,14 @@ class Runs:
         return self.app.signature(RUN_TASK, given, kwargs, **options)
 
 
+_KINDS = tuple(f"{kind}:" for kind in get_args(ToolKind))
 _ARGUMENTS = ("agent", "given", "session", "context", "run_id")
+
+
+def _tool_key(tool: str) -> str:
+    """The key of a tool as text; a name alone is that of a function tool."""
+    check_type("tool", tool, str)
+    return tool if tool.startswith(_KINDS) else ToolKey(tool).text
 
 
 def runs_of(app: Any) -> Runs:

@@ -29,7 +29,7 @@ from agents import (
 from agents.items import HandoffOutputItem
 from agents.models.multi_provider import MultiProvider
 from agents.run_config import DEFAULT_MAX_TURNS
-from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
+from agents.run_state import SCHEMA_VERSION_SUMMARIES
 from openai import APITimeoutError
 from pydantic import TypeAdapter
 
@@ -80,7 +80,7 @@ class OpenAIEngine:
 
     readable = (
         INPUT_SCHEMA,
-        *(f"{OPENAI_SCHEMA}{version}" for version in sorted(SUPPORTED_SCHEMA_VERSIONS)),
+        *(f"{OPENAI_SCHEMA}{version}" for version in SCHEMA_VERSION_SUMMARIES),
     )
 
     def __init__(

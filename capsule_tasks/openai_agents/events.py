@@ -7,6 +7,10 @@ from typing import Any
 
 from capsule_tasks.durable import RunEvent
 
+REPEATED = {"response": {"instructions", "tools"}}
+"""What the first and the last events of each reply repeat of the request. It may be long, and those
+who watch a run are not always those who may read its instructions."""
+
 
 class Publisher:
     """Publishes the events of one turn, with the SDK's own names and their data as JSON.
@@ -29,14 +33,14 @@ class Publisher:
         elif self._publish is None:
             return
         elif event.type == "raw_response_event":
-            data = _plain(event.data)
+            data = _plain(event.data, exclude=REPEATED)
         else:
             data = {"name": event.name, "item": _plain(event.item.raw_item)}
         if self._publish is not None:
             self._publish(RunEvent.of(event.type, agent, data))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, exclude: Any = None) -> Any:
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json", exclude_unset=True, warnings=False)
+        return value.model_dump(mode="json", exclude=exclude, exclude_unset=True, warnings=False)
     return value

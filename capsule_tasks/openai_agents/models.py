@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from hashlib import sha256
@@ -76,7 +75,7 @@ async def _journaled_stream(
     """
     call = turn.ledger.model_call("/".join(turn.path), _digest(args, kwargs))
     if call.reply is not None:
-        response = Response.construct(**json.loads(call.reply))
+        response = _restored(call.reply)
         yield ResponseCreatedEvent(response=response, sequence_number=0, type="response.created")
         yield ResponseCompletedEvent(
             response=response, sequence_number=1, type="response.completed"
@@ -104,8 +103,25 @@ def _closing(stream: Any) -> AbstractAsyncContextManager[Any]:
     return aclosing(stream) if hasattr(stream, "aclose") else nullcontext()
 
 
+_REPEATED: dict[str, Any] = {"instructions": None, "tools": []}
+"""What a response repeats of its request, which may be long: it is not journaled."""
+
+
 def _stored(response: Response) -> bytes:
-    return response.model_dump_json(exclude_unset=True, warnings=False).encode()
+    """A reply with the marks that the SDK sets on it: the request's id, and what it counts."""
+    data = response.model_dump(
+        mode="json", exclude=set(_REPEATED), exclude_unset=True, warnings=False
+    )
+    marks = {name: value for name, value in vars(response).items() if name.startswith("_")}
+    return msgspec.json.encode([data, marks], enc_hook=_plain)
+
+
+def _restored(reply: bytes) -> Response:
+    data, marks = msgspec.json.decode(reply)
+    response = Response.construct(**data, **_REPEATED)
+    for name, value in marks.items():
+        object.__setattr__(response, name, value)
+    return response
 
 
 _NAMES = (

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+import pytest
 from agents import (
     Agent,
     HostedMCPTool,
@@ -20,7 +21,7 @@ from agents import (
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage import RunStore
-from capsule_tasks.storage.runs.store import SyncLease
+from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 from tests.agents_script import calls, says
 from tests.integration.durable_agents import LOOK, Runs, brief, look
 from tests.integration.http_models import PAY, Clients, cashier, pay
@@ -118,6 +119,9 @@ async def test_events_are_told_while_the_model_still_answers(
         "response.output_item.done",
         "response.completed",
     ]
+    wholes = [event.data["response"] for event in runs.events if "response" in (event.data or {})]
+    assert len(wholes) == 6
+    assert not any({"instructions", "tools"} & whole.keys() for whole in wholes)
     deltas = [
         event.data["delta"]
         for event in runs.events
@@ -223,13 +227,14 @@ class Mortal:
         self._settings = RunSettings(prefix=prefix)
 
     def drive(self, worker: str, *, dies: bool, **options: Any) -> bool:
-        """Drive the run to its end; False if the process died before."""
+        """Drive the run to its end; False if the process died before. The worker w1 starts it."""
 
         async def main() -> None:
             async with RunStore(self._url, settings=self._settings) as store:
                 runs = Runs(store, Clients().engine(self._server, cashier(**options)), worker)
-                if dies:
+                if worker == "w1":
                     await runs.start()
+                if dies:
                     store.commit = _death  # type: ignore[method-assign]
                 await runs.to_end()
 
@@ -238,6 +243,22 @@ class Mortal:
             is_done = runs_to_its_end(main, None)
             lease.release()
         return is_done
+
+    def journal(self) -> list[bytes]:
+        """The replies that a process left in the journal."""
+        with (
+            SyncRunStore(self._url, settings=self._settings) as store,
+            SyncLease("reader", self._url, prefix=self._settings.prefix) as lease,
+        ):
+            lease.acquire()
+            claim = store.claim("r", "reader")
+            store.release(claim)
+            lease.release()
+        return list(claim.journal.values())
+
+    def snapshot(self) -> Any:
+        with SyncRunStore(self._url, settings=self._settings) as store:
+            return json.loads(store.read("r").snapshot)
 
 
 async def _death(*_: Any, **__: Any) -> Any:
@@ -267,3 +288,33 @@ def test_a_reply_that_came_with_a_second_attempt_is_not_asked_for_again(
         assert mortal.drive("w2", dies=False, model_settings=settings)
         assert len(server.requests) == 4
         assert ("function_call_output", "c1", "saw door") in asked(server.requests[-1])
+
+
+@pytest.mark.parametrize("has_usage", [True, False])
+def test_a_reply_from_the_journal_is_the_reply_of_the_model(
+    valkey_url: str, prefix: str, has_usage: bool
+) -> None:
+    """Ids of requests and usage, too; instructions and tools are not journaled."""
+    settings = ModelSettings(preserve_raw_usage=True)
+    answers = [
+        Reply([LOOK], has_usage=has_usage),
+        Reply([PAY], has_usage=has_usage),
+        Reply([says("paid it")], has_usage=has_usage),
+    ]
+
+    def responses(name: str, *, dies: bool) -> Any:
+        with ResponsesServer(*answers) as server:
+            mortal = Mortal(server, valkey_url, f"{prefix}:{name}")
+            assert mortal.drive("w1", dies=dies, model_settings=settings) is not dies
+            if dies:
+                (reply,) = mortal.journal()
+                assert b"Pay." not in reply
+                assert b"look_description" not in reply
+                assert mortal.drive("w2", dies=False, model_settings=settings)
+            return mortal.snapshot()["model_responses"]
+
+    found = responses("killed", dies=True)
+    assert found == responses("whole", dies=False)
+    assert [each["request_id"] for each in found] == ["req_1", "req_2", "req_3"]
+    assert sum(each["usage"]["requests"] for each in found) == 3
+    assert sum(each["usage"]["input_tokens"] for each in found) == 30 * has_usage

@@ -9,12 +9,20 @@ and tools, and the number of items in the history, not the items. It is plain da
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.contexts import SavedContext, restored_context, saved_context
 from capsule_tasks.runs.identity import AgentGraph, AgentId, ToolKey
+from capsule_tasks.runs.records import (
+    CodeSession,
+    FilteredInput,
+    GuardrailResult,
+    ModelResponse,
+    Spent,
+    Usage,
+)
 from capsule_tasks.runs.schema import (
     CURRENT_SCHEMA_VERSION,
     SCHEMA_VERSION_SUMMARIES,
     SUPPORTED_SCHEMA_VERSIONS,
 )
-from capsule_tasks.runs.state import RunState, ServerConversation, TraceState, Usage
+from capsule_tasks.runs.state import RunState, ServerConversation, TraceState
 
 __all__ = [
     "CURRENT_SCHEMA_VERSION",
@@ -22,12 +30,17 @@ __all__ = [
     "SUPPORTED_SCHEMA_VERSIONS",
     "AgentGraph",
     "AgentId",
+    "CodeSession",
     "Decision",
+    "FilteredInput",
+    "GuardrailResult",
+    "ModelResponse",
     "PendingCall",
     "RunApprovals",
     "RunState",
     "SavedContext",
     "ServerConversation",
+    "Spent",
     "ToolKey",
     "TraceState",
     "Usage",

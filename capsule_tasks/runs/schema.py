@@ -19,6 +19,7 @@ VERSION_FIELD = "$schemaVersion"
 
 SCHEMA_VERSION_SUMMARIES: dict[str, str] = {
     "1.0": "Waiting calls, decisions, tool use, usage, context, trace, nested runs, conversation.",
+    "1.1": "Replies of models, results of guardrails, filtered input, code session, more usage.",
 }
 """In the order of their introduction; writing uses the last one."""
 
@@ -32,7 +33,29 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """A part of a snapshot. A field that equals its default is not written."""
 
 
-MIGRATIONS: dict[str, Callable[[Snapshot], Snapshot]] = {}
+_FIELDS_OF_1_0 = frozenset(
+    (
+        *("run_id", "start_agent", "agent", "turn", "max_turns", "input", "stored_items"),
+        *("held_items", "calls", "approvals", "tool_use", "usage", "context", "trace"),
+        *("nested", "conversation"),
+    )
+)
+_USAGE_OF_1_0 = frozenset(("agent", "requests", "input_tokens", "output_tokens"))
+
+
+def _from_1_0(fields: Snapshot) -> Snapshot:
+    """Nothing has changed but for what 1.0 did not have."""
+    parts = [(fields, _FIELDS_OF_1_0), *((use, _USAGE_OF_1_0) for use in fields.get("usage", ()))]
+    for part, known in parts:
+        if part.keys() - known:
+            raise ValueError("a field of a later version")
+    if "nested" not in fields:
+        return fields
+    nested = {call_id: _from_1_0(inner) for call_id, inner in fields["nested"].items()}
+    return {**fields, "nested": nested}
+
+
+MIGRATIONS: dict[str, Callable[[Snapshot], Snapshot]] = {"1.0": _from_1_0}
 """By the version that each migration starts from; each leads to the next supported version. A
 migration returns new fields. It raises ValueError for fields that its version did not have, since
 such a snapshot has the wrong label."""
@@ -55,7 +78,7 @@ def migrated(data: Any) -> Snapshot:
     for before in SUPPORTED_SCHEMA_VERSIONS[SUPPORTED_SCHEMA_VERSIONS.index(version) : -1]:
         try:
             fields = MIGRATIONS[before](fields)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             why = f"it does not have the shape of version {before} ({type(error).__name__})"
             raise InvalidRunState("$", why) from None
     return fields

@@ -18,11 +18,18 @@ from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.contexts import SavedContext, problem_in
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
+from capsule_tasks.runs.records import (
+    CodeSession,
+    FilteredInput,
+    GuardrailResult,
+    Item,
+    ModelResponse,
+    Spent,
+    Usage,
+)
 from capsule_tasks.runs.redaction import without_secrets
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION, VERSION_FIELD, Part, migrated
 from capsule_tasks.settings import Count
-
-Item = dict[str, Any]
 
 
 class ToolUse(Part, frozen=True):
@@ -30,15 +37,6 @@ class ToolUse(Part, frozen=True):
 
     agent: AgentId
     tools: tuple[str, ...] = ()
-
-
-class Usage(Part, frozen=True):
-    """The usage of an agent in this run."""
-
-    agent: AgentId
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
 
 
 class TraceState(Part, frozen=True):
@@ -95,6 +93,13 @@ class RunState(Part, frozen=True):
     nested: dict[str, RunState] = msgspec.field(default_factory=dict)
     """Runs of agents that are used as tools, by the id of the tool call."""
     conversation: ServerConversation | None = None
+    responses: tuple[ModelResponse, ...] = ()
+    """Replies of models in the turn that the run is in."""
+    guardrails: tuple[GuardrailResult, ...] = ()
+    """Results of guardrails; those of tools are of calls that are not over."""
+    filtered_input: FilteredInput | None = None
+    """What the model sees in place of earlier items; None where no filter has changed its view."""
+    code: CodeSession | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The snapshot, as JSON values, in the current schema version.
@@ -203,19 +208,45 @@ class RunState(Part, frozen=True):
         use = ToolUse(agent=agent, tools=tuple(tools))
         return replace(self, tool_use=(*kept, use))
 
-    def with_usage(
-        self, agent: AgentId, *, requests: int = 1, input_tokens: int = 0, output_tokens: int = 0
-    ) -> RunState:
+    def with_usage(self, agent: AgentId, spent: Spent) -> RunState:
         """The state with this usage of an agent added."""
-        spent = next((each for each in self.usage if each.agent == agent), Usage(agent=agent))
-        more = Usage(
-            agent=agent,
-            requests=spent.requests + requests,
-            input_tokens=spent.input_tokens + input_tokens,
-            output_tokens=spent.output_tokens + output_tokens,
-        )
+        before = next((each for each in self.usage if each.agent == agent), Spent())
+        more = Usage(agent=agent, **msgspec.structs.asdict(spent.plus(before)))
         kept = [each for each in self.usage if each.agent != agent]
         return replace(self, usage=(*kept, more))
+
+    def with_response(self, response: ModelResponse) -> RunState:
+        """The state with one more reply of a model in this turn, and with its usage."""
+        after = self.with_usage(response.agent, response.spent)
+        return replace(after, responses=(*self.responses, response))
+
+    def with_guardrails(self, results: Iterable[GuardrailResult]) -> RunState:
+        """The state with more results of guardrails."""
+        return replace(self, guardrails=(*self.guardrails, *results))
+
+    def after_turn(self, *, agent: AgentId | None = None, stored_items: int = 0) -> RunState:
+        """The state after its turn: the replies, and the guardrails of calls that are over, go.
+
+        `stored_items` more items of the run are in the history. The next turn is that of `agent`.
+        """
+        waiting = {call.call_id for call in self.calls}
+        kept = [each for each in self.guardrails if not each.call_id or each.call_id in waiting]
+        return replace(
+            self,
+            turn=self.turn + 1,
+            agent=agent or self.agent,
+            stored_items=self.stored_items + stored_items,
+            responses=(),
+            guardrails=tuple(kept),
+        )
+
+    def total_usage(self) -> Spent:
+        """The usage of all agents of the run, and of those that are used as tools."""
+        inner = [nested.total_usage() for nested in self.nested.values()]
+        total = Spent()
+        for spent in (*self.usage, *inner):
+            total = total.plus(spent)
+        return total
 
     def tools_used_by(self, agent: AgentId) -> tuple[str, ...]:
         return next((use.tools for use in self.tool_use if use.agent == agent), ())
@@ -244,8 +275,8 @@ class RunState(Part, frozen=True):
 
     def _identities(self) -> set[AgentId]:
         book = self.approvals
-        parts: list[PendingCall | Decision | ToolUse | Usage] = [*self.calls, *book.exact]
-        parts += [*book.standing, *self.tool_use, *self.usage]
+        parts: list[Any] = [*self.calls, *book.exact, *book.standing, *self.tool_use]
+        parts += [*self.usage, *self.responses, *self.guardrails]
         return {self.start_agent, self.agent, *(part.agent for part in parts)}
 
 
@@ -273,6 +304,9 @@ def _problem_in(state: RunState) -> str | None:
         "held_items": state.held_items,
         "context": state.context.value,
         "metadata": state.trace and state.trace.metadata,
+        "responses": [response.items for response in state.responses],
+        "guardrails": [result.info for result in state.guardrails],
+        "filtered_input": state.filtered_input and state.filtered_input.items,
     }
     found = problem_in(parts)
     inner = (_problem_in(nested) for nested in state.nested.values())
@@ -305,6 +339,9 @@ def _check(state: RunState) -> None:
         raise InvalidRunState("$.approvals.exact", "an exact decision needs the id of its call")
     if any(decision.call_id is not None for decision in state.approvals.standing):
         raise InvalidRunState("$.approvals.standing", "a standing decision has no call id")
+    for index, result in enumerate(state.guardrails):
+        if problem := result.problem:
+            raise InvalidRunState(f"$.guardrails[{index}]", problem)
     if strange := state.nested.keys() - set(ids):
         raise InvalidRunState("$.nested", f"{len(strange)} of them belong to no waiting call")
     for nested in state.nested.values():

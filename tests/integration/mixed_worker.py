@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from capsule_tasks.errors import CapsuleError
-from capsule_tasks.runs import CURRENT_SCHEMA_VERSION, AgentId, RunState
+from capsule_tasks.runs import CURRENT_SCHEMA_VERSION, AgentId, RunState, Spent
 from capsule_tasks.runs.parking import parked, readable_versions, resumed
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
@@ -37,7 +37,7 @@ class Worker:
         """Do one turn of a run, or say why not."""
         claim = self._store.claim(run_id, self._incarnation, readable=readable_versions())
         state = resumed(claim)
-        parts = parked(state.with_usage(state.agent, input_tokens=1))
+        parts = parked(state.with_usage(state.agent, Spent(requests=1, input_tokens=1)))
         done = self._store.commit(
             claim,
             parts.snapshot,

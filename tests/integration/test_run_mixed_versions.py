@@ -25,12 +25,13 @@ SCRIPT = Path(__file__).with_name("mixed_worker.py")
 CHANGES = {
     "runs/schema.py": [
         ("}\n\"\"\"In the order", f'    "{NEXT}": "Notes.",\n}}\n"""In the order'),
-        (" = {}\n\"\"\"By the version that each", (f' = {{"{CURRENT_SCHEMA_VERSION}": lambda '
-         'fields: {**fields, "notes": "migrated"}}\n"""By the version that each')),
+        ('_from_1_0}\n"""By the version that each',
+         (f'_from_1_0, "{CURRENT_SCHEMA_VERSION}": lambda fields: '
+          '{**fields, "notes": "migrated"}}\n"""By the version that each')),
     ],
     "runs/state.py": [
-        ("    conversation: ServerConversation | None = None\n\n    def to_json",
-         ('    conversation: ServerConversation | None = None\n    notes: str = ""\n\n'
+        ("    code: CodeSession | None = None\n\n    def to_json",
+         ('    code: CodeSession | None = None\n    notes: str = ""\n\n'
          "    def to_json")),
     ],
 }  # fmt: skip

@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 
 from capsule_tasks.runs import (
     AgentId,
+    CodeSession,
     Decision,
+    FilteredInput,
+    GuardrailResult,
+    ModelResponse,
     PendingCall,
     RunApprovals,
     RunState,
     SavedContext,
     ServerConversation,
+    Spent,
     ToolKey,
     TraceState,
     Usage,
@@ -91,6 +96,33 @@ traces = st.builds(
 )
 
 
+spent = st.builds(Spent, requests=counts, cached_tokens=counts, time_ms=counts)
+responses = st.builds(
+    ModelResponse,
+    agent=agents,
+    response_id=maybe,
+    items=items,
+    stored_items=counts,
+    spent=spent,
+)
+about_guardrails = {"name": names, "agent": agents, "tripped": st.booleans(), "info": values}
+guardrails = st.builds(
+    GuardrailResult,
+    kind=st.sampled_from(["input", "output"]),
+    unfiltered=st.booleans(),
+    **about_guardrails,
+) | st.builds(
+    GuardrailResult,
+    kind=st.sampled_from(["tool_input", "tool_output"]),
+    call_id=names,
+    tool=tools,
+    behavior=st.sampled_from(["allow", "reject", "raise"]),
+    message=maybe,
+    **about_guardrails,
+)
+sessions = st.builds(CodeSession, session_id=names, profile=maybe, last_call=counts)
+
+
 @st.composite
 def states(draw: st.DrawFn, depth: int = 2) -> RunState:
     """Any state, with runs nested up to `depth`."""
@@ -111,7 +143,7 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
         calls=own,
         approvals=RunApprovals(exact=draw(tuples_of(exact)), standing=draw(tuples_of(standing))),
         tool_use=draw(tuples_of(st.builds(ToolUse, agent=agents, tools=tuples_of(names)))),
-        usage=draw(tuples_of(st.builds(Usage, agent=agents, requests=counts))),
+        usage=draw(tuples_of(st.builds(Usage, agent=agents, requests=counts, time_ms=counts))),
         context=draw(contexts),
         trace=draw(st.none() | traces),
         nested=nested,
@@ -119,4 +151,8 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
             st.none()
             | st.builds(ServerConversation, conversation_id=maybe, acknowledged_items=counts)
         ),
+        responses=draw(tuples_of(responses)),
+        guardrails=draw(tuples_of(guardrails)),
+        filtered_input=draw(st.none() | st.builds(FilteredInput, items=items, stands_for=counts)),
+        code=draw(st.none() | sessions),
     )

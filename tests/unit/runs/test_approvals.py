@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
-from capsule_tasks.runs import AgentId, PendingCall, RunState, ToolKey
+from capsule_tasks.runs import AgentId, PendingCall, RunState, Spent, ToolKey
 from capsule_tasks.runs.approvals import DEFAULT_REJECTION
 from tests.unit.runs.run_states import calls
 
@@ -172,7 +172,7 @@ def test_states_do_not_grow_with_the_turns_behind_them() -> None:
         waiting = call(f"call_{turn:04}")
         parked = parked.with_calls([waiting]).approve(waiting.call_id, always=True)
         parked = parked.without_calls([waiting.call_id]).with_tool_use(ALICE, ["pay"])
-        parked = parked.with_usage(ALICE, input_tokens=10)
+        parked = parked.with_usage(ALICE, Spent(requests=1, input_tokens=10))
         sizes.append(len(parked.to_string()))
     assert sizes[-1] <= 1.2 * sizes[0]
     assert parked.usage[0].requests == 500

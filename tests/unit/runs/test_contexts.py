@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from capsule_tasks.errors import ContextNotRestorable, ContextNotStorable
 from capsule_tasks.runs import (
     AgentId,
+    GuardrailResult,
     PendingCall,
     RunState,
     SavedContext,
@@ -326,10 +327,14 @@ def test_metadata_in_a_snapshot_that_was_not_filtered_goes_no_further() -> None:
 
 # --- every field of a snapshot -------------------------------------------------------------------
 
-FILTERED = {"context.value.*", "context.value.key", "trace.metadata.*", "trace.metadata.key"}
+FILTERED = {
+    *("context.value.*", "context.value.key", "trace.metadata.*", "trace.metadata.key"),
+    "guardrails[].info",
+}
 """Places for the caller's own data; values that look like secrets are left out."""
 MADE_HERE = {
     *("context.type", "context.left_out[]", "context.warning", "trace.left_out[]"),
+    *("guardrails[].info_type", "guardrails[].left_out[]"),
     *("approvals.exact[].fingerprint", "approvals.standing[].fingerprint"),
 }
 """Places where this package writes names and paths itself, never values."""
@@ -346,10 +351,17 @@ AS_GIVEN = {
     ),
     *("tool_use[].agent.name", "tool_use[].agent.tag", "tool_use[].tools[]"),
     *("usage[].agent.name", "usage[].agent.tag"),
+    *(
+        f"guardrails[].{name}"
+        for name in ("name", "agent.name", "agent.tag", "call_id", "tool.name", "tool.namespace")
+    ),
+    *(f"responses[].{name}" for name in ("agent.name", "agent.tag", "response_id", "request_id")),
+    *("code.session_id", "code.profile", "code.generation"),
     # The conversation, what people decide about, and what they say: to filter them is to change
     # the output of the model, what is executed, and the input of the model.
     *("input", "input[].*", "input[].key", "held_items[].*", "held_items[].key"),
-    "calls[].arguments",
+    *("responses[].items[].*", "responses[].items[].key", "guardrails[].message"),
+    *("filtered_input.items[].*", "filtered_input.items[].key", "calls[].arguments"),
     *(f"approvals.{kind}[].{name}" for kind in ("exact", "standing") for name in ("message", "by")),
 }
 """Names and ids that are looked up, and the run itself."""
@@ -395,6 +407,10 @@ def test_a_secret_in_every_filtered_field_is_in_no_snapshot_of_nested_runs_eithe
             agent=AgentId("a"),
             context=saved_context({"deep": hidden, **hidden}),
             trace=TraceState(trace_id="t", metadata={"password": SECRET, "u": url, url: "x"}),
+            guardrails=(
+                GuardrailResult(kind="input", name="g", agent=AgentId("a"), info=hidden),
+                GuardrailResult(kind="output", name="g", agent=AgentId("a"), info=url),
+            ),
             **more,
         )
 

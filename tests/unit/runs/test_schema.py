@@ -17,13 +17,17 @@ from capsule_tasks.runs import (
     SCHEMA_VERSION_SUMMARIES,
     SUPPORTED_SCHEMA_VERSIONS,
     AgentId,
+    GuardrailResult,
     RunState,
+    Usage,
     schema,
 )
 from tests.unit.runs.run_states import FIXTURES, fixture_of, states
 
 every_version = pytest.mark.parametrize("version", SUPPORTED_SCHEMA_VERSIONS)
 SECRET = "sk-live-0123456789"
+TRIAGE = AgentId("triage")
+RESULT = {"kind": "input", "name": "g", "agent": {"name": "a"}}
 
 
 def test_every_version_has_a_summary_a_fixture_and_a_migration_to_the_next() -> None:
@@ -119,6 +123,37 @@ def test_every_schema_version_is_read_with_the_same_meaning(version: str) -> Non
     assert state.context.value == {"user": "u-7", "limits": [1, 2.5, None, True]}
 
 
+NEW_IN_1_1 = ("responses", "guardrails", "filtered_input", "code")
+
+
+@pytest.mark.parametrize("field", [*NEW_IN_1_1, "usage"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_snapshot_of_1_0_with_what_it_did_not_have_is_refused(
+    field: str, is_nested: bool
+) -> None:
+    """An older reader would have dropped it, and so did not write it."""
+    data, newer = fixture_of("1.0"), fixture_of("1.1")
+    (data["nested"]["call_3"] if is_nested else data)[field] = newer[field]
+    with pytest.raises(InvalidRunState, match=r"version 1\.0"):
+        RunState.from_json(data)
+    RunState.from_json({**fixture_of("1.0"), schema.VERSION_FIELD: "1.1"})
+
+
+def test_a_state_of_1_0_has_nothing_of_what_came_later() -> None:
+    before = RunState.from_json(fixture_of("1.0"))
+    now = RunState.from_json(fixture_of("1.1"))
+    assert {field: getattr(before, field) for field in NEW_IN_1_1} == {
+        "responses": (),
+        "guardrails": (),
+        "filtered_input": None,
+        "code": None,
+    }
+    usage = tuple(msgspec.convert(each, Usage) for each in fixture_of("1.0")["usage"])
+    only_new = dict.fromkeys(NEW_IN_1_1[:2], ()) | dict.fromkeys(NEW_IN_1_1[2:])
+    assert msgspec.structs.replace(now, usage=usage, **only_new) == before
+    assert now.usage[0].cached_tokens == 40
+
+
 def test_the_newest_fixture_is_written_back_as_it_is() -> None:
     data = fixture_of(CURRENT_SCHEMA_VERSION)
     assert without_defaults(RunState.from_json(data).to_json()) == without_defaults(data)
@@ -141,7 +176,7 @@ def test_any_state_comes_back_as_it_was(state: RunState) -> None:
     assert RunState.from_string(state.to_string()) == state
 
 
-@pytest.mark.parametrize("version", ["1.1", "2.0", "0.9", "", "1"])
+@pytest.mark.parametrize("version", ["1.2", "2.0", "0.9", "", "1"])
 def test_other_versions_are_refused_with_the_list_of_readable_ones(version: str) -> None:
     with pytest.raises(UnreadableSchema) as caught:
         RunState.from_json({**fixture_of(CURRENT_SCHEMA_VERSION), schema.VERSION_FIELD: version})
@@ -181,6 +216,11 @@ def test_a_state_that_is_no_json_is_refused(text: Any) -> None:
         ({"input": [SECRET]}, "input"),
         ({"nested": {SECRET: {}}}, "nested"),
         ({"calls": [{"call_id": 4711}]}, "calls"),
+        ({"guardrails": [{"kind": SECRET}]}, "guardrails"),
+        ({"guardrails": [{**RESULT, "call_id": SECRET}]}, "guardrails[0]"),
+        ({"responses": [{"agent": {"name": "a"}, "items": [SECRET]}]}, "responses"),
+        ({"filtered_input": {"items": SECRET}}, "filtered_input"),
+        ({"code": {"session_id": 5}}, "code"),
         ({"approvals": {"exact": [], "standing": [{"approved": SECRET}]}}, "approvals"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
@@ -240,6 +280,11 @@ def test_a_state_that_is_no_json_is_not_written(value: Any) -> None:
         {"approvals": None},
         {"trace": 5},
         {"input": {1}},
+        {"responses": (5,)},
+        {"code": "user-42"},
+        {"guardrails": (GuardrailResult(kind="input", name="g", agent=TRIAGE, info=object()),)},
+        {"guardrails": (GuardrailResult(kind="input", name="g", agent=TRIAGE, behavior="raise"),)},
+        {"guardrails": (GuardrailResult(kind="tool_input", name="g", agent=TRIAGE),)},
     ],
 )
 def test_a_state_that_could_not_be_read_back_is_not_written(wrong: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.settings import HistorySettings
-from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore
+from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore, RunUsage
 from capsule_tasks.storage.runs.types import Decisions, Status
 
 _log = logging.getLogger(__name__)
@@ -138,6 +138,8 @@ class _Drive:
         self._history = history
         self._publish = publish
         self._journal = dict(claim.journal)
+        self._usage = claim.usage
+        """Of all turns, that of the turn that was just made included."""
 
     async def to_stop(self, turn_timeout_s: float | None, loss_limit: int) -> RunStop:
         if self.claim.losses >= loss_limit and not self.claim.cancelled_by:
@@ -147,7 +149,10 @@ class _Drive:
             if self.claim.cancelled_by:
                 return await self._cancelled()
             ledger = TurnLedger(self._store, self.claim, self._journal, self._engine.encoded)
+            started = asyncio.get_running_loop().time()
             end = await self._turn(ledger, live, turn_timeout_s)
+            took_s = asyncio.get_running_loop().time() - started
+            self._usage = _usage_after(self._usage, end.usage, took_s)
             self._report_unused(ledger, end)
             if ledger.error is not None:
                 raise ledger.error
@@ -201,6 +206,7 @@ class _Drive:
             history=self._history,
             result=_encoded(end.output) if end.status == "completed" else b"",
             error=msgspec.json.encode(end.failure) if end.failure else b"",
+            usage=self._usage,
         )
         self.claim = done.claim
         self._journal = {}
@@ -224,6 +230,7 @@ class _Drive:
             turn=claim.turn,
             status="interrupted",
             approval_requests=(*undecided, *settle),
+            usage=self._usage,
         )
         self.claim = done.claim
         return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
@@ -231,7 +238,9 @@ class _Drive:
     async def _cancelled(self) -> RunStop:
         """End the run as it was last committed: items of a turn that was cut are not stored."""
         claim = self.claim
-        done = await self._store.commit(claim, claim.snapshot, turn=claim.turn, status="cancelled")
+        done = await self._store.commit(
+            claim, claim.snapshot, turn=claim.turn, status="cancelled", usage=self._usage
+        )
         self.claim = done.claim
         return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
 
@@ -284,6 +293,16 @@ def _with_decisions_of(before: Claim | None, claim: Claim) -> Claim:
     exact = {each.call: each for each in (*before.decisions.exact, *claim.decisions.exact)}
     decisions = Decisions(tuple(exact.values()), claim.decisions.standing)
     return replace(claim, decisions=decisions)
+
+
+def _usage_after(before: RunUsage, told: Mapping[str, int], took_s: float) -> RunUsage:
+    """The usage of a run after a turn. An engine tells that of all turns, or nothing."""
+    return RunUsage(
+        requests=told.get("requests", before.requests),
+        input_tokens=told.get("input_tokens", before.input_tokens),
+        output_tokens=told.get("output_tokens", before.output_tokens),
+        time_ms=before.time_ms + round(took_s * 1000),
+    )
 
 
 def _encoded(output: Any) -> bytes:

@@ -45,6 +45,11 @@ def request_to_settle(call: ToolCall, started_ms: int) -> ApprovalRequest:
     )
 
 
+def settled_call(request_id: str) -> str:
+    """The id of the call that a request is about."""
+    return request_id.removeprefix(SETTLE).partition(":")[2]
+
+
 def settlement(request: ApprovalRequest, decisions: Decisions) -> Settlement | None:
     """The decision that people have taken about a request; None if there is none."""
     of_tool = [
@@ -98,8 +103,8 @@ async def _request_id(store: RunStore | SyncRunStore, run_id: str, call_id: str)
     if call_id.startswith(SETTLE):
         return call_id
     record = await result_of(store.read(run_id, with_snapshot=False))
-    for pending in record.pending:
-        _, _, key = pending.call_id.removeprefix(SETTLE).partition(":")
-        if pending.call_id.startswith(SETTLE) and key == call_id:
-            return str(pending.call_id)
+    # Among those that were settled a moment ago, so that the caller is told of the first answer.
+    for asked in (*(each.call_id for each in record.pending), *record.decided):
+        if asked.startswith(SETTLE) and settled_call(asked) == call_id:
+            return str(asked)
     raise UnknownCall(call_id, f"run {run_id!r} does not wait for it to be settled")

@@ -120,7 +120,7 @@ class RunEnded(CallerError, RuntimeError):
 class RunFailed(CallerError, RuntimeError):
     """The run has failed; its history is kept. Raised by `.get()` and `.result()`.
 
-    `kind` is `max_turns`, `model`, `tool`, `guardrail`, `timeout`, `uncertain` or `error`.
+    `kind` is `max_turns`, `model`, `tool`, `guardrail`, `timeout`, `uncertain`, `lost` or `error`.
     """
 
     run_id: str

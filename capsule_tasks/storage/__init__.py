@@ -18,6 +18,7 @@ from capsule_tasks.storage.runs.types import (
     PendingApproval,
     PlannedCall,
     RunRecord,
+    RunUsage,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "PoppedSuffix",
     "RunRecord",
     "RunStore",
+    "RunUsage",
     "Snapshot",
     "SyncConnections",
     "SyncHistory",

@@ -33,7 +33,7 @@ from capsule_tasks.errors import (
     UnknownCall,
 )
 from capsule_tasks.protocol.events import AttemptEnded, encode_event
-from capsule_tasks.storage import RunStore
+from capsule_tasks.storage import RunStore, RunUsage
 from tests.acceptance.workers import close, producer
 from tests.attempts import append, claim
 from tests.integration.parked_runs import WORKER, asks, ended, parked
@@ -132,6 +132,8 @@ async def test_an_uncertain_call_is_settled_by_its_own_id(
         await run.aapprove("call_1")
     assert await run.asettle("call_1", made=True, output="refunded 9") == "queued"
     assert messages_of(capsule.app) == [run.id]
+    with pytest.raises(AlreadyDecided, match=f"by {requester()}"):
+        await run.asettle("call_1", made=False, by="bob")
 
 
 async def test_calls_that_wait_are_listed_over_all_runs(capsule: Capsule, store: RunStore) -> None:
@@ -171,11 +173,12 @@ async def test_a_result_is_awaited(capsule: Capsule, store: RunStore) -> None:
     run = await capsule.runs.astart("support", "hello")
     claim = await store.claim(run.id, WORKER)
     waiting = asyncio.create_task(run.aresult(timeout_s=30))
-    result = msgspec.json.encode({"refunded": 9})
-    await store.commit(claim, b"{}", turn=1, status="completed", result=result)
+    result, usage = msgspec.json.encode({"refunded": 9}), RunUsage(requests=3)
+    await store.commit(claim, b"{}", turn=1, status="completed", result=result, usage=usage)
     assert await waiting == {"refunded": 9}
     assert await run.aresult() == {"refunded": 9}
-    assert (await run.astate()).output == {"refunded": 9}
+    state = await run.astate()
+    assert (state.output, state.usage) == ({"refunded": 9}, usage)
     assert capsule.runs.get(run.id) == run
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from capsule_tasks.durable import RunFailure
-from capsule_tasks.durable.settling import SETTLE
+from capsule_tasks.durable.settling import SETTLE, settled_call
 from capsule_tasks.errors import RunCancelled, RunFailed
-from capsule_tasks.storage import PendingApproval, RunRecord
+from capsule_tasks.storage import PendingApproval, RunRecord, RunUsage
 from capsule_tasks.storage.runs.types import ENDED, OnExpiry, Status
 
 
@@ -36,13 +36,10 @@ class WaitingCall:
     @classmethod
     def of(cls, pending: PendingApproval) -> WaitingCall:
         is_uncertain = pending.call_id.startswith(SETTLE)
-        call_id = pending.call_id
-        if is_uncertain:  # as in `request_to_settle`
-            call_id = call_id.removeprefix(SETTLE).partition(":")[2]
         return cls(
             run_id=pending.run_id,
             session_id=pending.session_id,
-            call_id=call_id,
+            call_id=settled_call(pending.call_id) if is_uncertain else pending.call_id,
             kind="settle" if is_uncertain else "approval",
             tool=pending.tool.removeprefix(SETTLE),
             agent=pending.agent,
@@ -76,6 +73,8 @@ class RunInfo:
     output: Any
     """The output of a run that has completed."""
     failure: RunFailure | None
+    usage: RunUsage
+    """Tokens, requests and time of all committed turns."""
 
     @property
     def is_ended(self) -> bool:
@@ -97,6 +96,7 @@ class RunInfo:
             waiting=tuple(map(WaitingCall.of, record.pending)),
             output=msgspec.json.decode(record.result) if record.result else None,
             failure=_failure_of(record.error) if record.error else None,
+            usage=record.usage,
         )
 
 

@@ -44,6 +44,7 @@ from capsule_tasks.storage.runs.replies import (
     status_of,
     text_of,
     unpack,
+    usage_of,
 )
 from capsule_tasks.storage.runs.run_index import RunIndex
 from capsule_tasks.storage.runs.types import (
@@ -55,12 +56,14 @@ from capsule_tasks.storage.runs.types import (
     Created,
     OptionalText,
     RunRecord,
+    RunUsage,
     Status,
     Turn,
     check_bytes,
     check_calls,
     check_claim,
     check_names,
+    check_usage,
     pending_approval,
     time_of,
 )
@@ -194,18 +197,22 @@ class RunCore(LedgerCore):
         history: History | SyncHistory | None = None,
         result: bytes = b"",
         error: bytes = b"",
+        usage: RunUsage | None = None,
         operation_id: str | None = None,
     ) -> Operation[Committed]:
         """Commit a turn: append items to the session's history and store the snapshot, or neither.
 
         A turn that is committed twice is stored once. `approval_requests` are all calls that wait
         now. `history` is the session's own: its codec, limits and time to live hold for the items,
-        else the defaults do. `result` and `error` are kept with a run that ends. The journal is
-        erased, unless the run is parked inside its turn, under the number of the turn before.
+        else the defaults do. `result` and `error` are kept with a run that ends; `usage` is that of
+        all turns so far. The journal is erased, unless the run is parked inside its turn, under the
+        number of the turn before.
         Raises RunClaimLost for an owner whose claim is over.
         """
         check_claim(claim)
         schema, agent = schema or claim.schema, agent or claim.agent
+        usage = claim.usage if usage is None else usage
+        check_usage(usage)
         self._check_turn(snapshot, schema, agent, approval_requests)
         check_value("turn", turn, Turn)
         check_value("status", status, Status)
@@ -238,6 +245,7 @@ class RunCore(LedgerCore):
             snapshot=snapshot,
             result=result,
             error=error,
+            usage=pack(usage),
             channel=self.index.channel,
             history_ttl_ms=max(1, int(limits.ttl_s * 1000)),
             max_items=limits.max_items,
@@ -268,6 +276,7 @@ class RunCore(LedgerCore):
             cancelled_by=text_of(reply[3]),
             updated_us=int(reply[4]),
             journal={},
+            usage=usage,
         )
         return Committed(after, status)
 
@@ -334,6 +343,8 @@ class RunCore(LedgerCore):
             error=reply[15],
             unsent_us=int(reply[16] or 0),
             start_agent=place.agent,
+            usage=usage_of(reply[17]),
+            decided=tuple(call_id.decode() for call_id in reply[18]),
         )
 
     def drop_approvals(self, place: Place, calls: bytes) -> Operation[None]:

@@ -21,10 +21,12 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.storage.operations import Reply, refused
 from capsule_tasks.storage.runs.types import (
+    NO_USAGE,
     CallStart,
     Claim,
     Decisions,
     PlannedCall,
+    RunUsage,
     Status,
     time_of,
 )
@@ -37,6 +39,7 @@ GONE = "gone"
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
+_usage = msgspec.msgpack.Decoder(RunUsage).decode
 _decisions = msgspec.msgpack.Decoder(Decisions).decode
 
 
@@ -74,7 +77,7 @@ _REFUSALS: dict[int, Callable[[str, Any], Exception]] = {
 
 def claim_of(run_id: str, session_id: str, owner: str, hold: bytes, reply: Reply) -> Claim:
     _, token, revision, turn, cancel, schema, agent, snapshot, decisions, updated = reply[:10]
-    message, journal, losses = reply[10:]
+    message, journal, losses, usage = reply[10:]
     return Claim(
         run_id=run_id,
         session_id=session_id,
@@ -94,7 +97,12 @@ def claim_of(run_id: str, session_id: str, owner: str, hold: bytes, reply: Reply
             key.decode(): value for key, value in zip(journal[::2], journal[1::2], strict=True)
         },
         losses=int(losses),
+        usage=usage_of(usage),
     )
+
+
+def usage_of(packed: bytes) -> RunUsage:
+    return _usage(packed) if packed else NO_USAGE
 
 
 def call_start_of(call: PlannedCall, reply: Reply) -> CallStart:

@@ -63,6 +63,7 @@ def run_commit(
     snapshot: bytes,
     result: bytes,
     error: bytes,
+    usage: bytes,
     requests: bytes,
     indexed_ms: int,
     listed: bytes,

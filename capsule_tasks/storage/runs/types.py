@@ -79,6 +79,20 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
         return f"{word} by {self.by}" if self.by else word
 
 
+class RunUsage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the committed turns of a run have used."""
+
+    requests: int = 0
+    """Calls of models."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    time_ms: int = 0
+    """How long its turns took, without waits for people and for workers."""
+
+
+NO_USAGE = RunUsage()
+
+
 class Decisions(msgspec.Struct, frozen=True):
     """The decisions of a run: on single calls, and on all calls of a tool."""
 
@@ -111,6 +125,7 @@ class Claim:
     """Replies of models in the turn that comes next, which an owner before recorded."""
     losses: int = 0
     """Owners that were lost, one after the other, since the run last made progress."""
+    usage: RunUsage = NO_USAGE
 
 
 @dataclass(frozen=True)
@@ -247,6 +262,9 @@ class RunRecord:
     once it was noted as sent."""
     start_agent: str = ""
     """The agent with which the run was created."""
+    usage: RunUsage = NO_USAGE
+    decided: tuple[str, ...] = ()
+    """Calls that the run waited for after its last turn, and that were decided since."""
 
     @property
     def updated_at(self) -> datetime:
@@ -342,6 +360,11 @@ def check_claim(claim: Any) -> None:
         raise InvalidSetting("claim", type(claim).__name__, "the Claim that claim or commit gave")
     check_value("claim.token", claim.token, _Exact)
     check_value("claim.revision", claim.revision, _Exact)
+
+
+def check_usage(usage: Any) -> None:
+    if not isinstance(usage, RunUsage):
+        raise InvalidSetting("usage", usage, "a RunUsage")
 
 
 def check_bytes(what: str, value: Any, max_bytes: int) -> None:

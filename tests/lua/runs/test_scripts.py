@@ -178,6 +178,7 @@ def test_a_call_whose_place_in_the_index_may_be_gone_does_not_wait(scene: Scene)
         agent="a",
         snapshot=b"x",
         result=b"",
+        usage=b"",
         error=b"",
         requests=packed,
         indexed_ms=late_ms,
@@ -209,6 +210,7 @@ def test_a_turn_leaves_exactly_this(scene: Scene) -> None:
         b"schema": b"1.2",
         b"agent": b"b",
         b"snapshot": b"two",
+        b"usage": b"\x80",
         b"message": b"",
         b"unsent": b"",
     }

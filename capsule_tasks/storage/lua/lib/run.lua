@@ -7,7 +7,7 @@
 -- worker), `unsent` (`updated` when somebody became obliged to send that message, until it is known
 -- to be sent, or a worker claims the run), `journal_bytes` (of the journal), `losses` (owners that
 -- were lost since the run last made progress), `lost_at` (how far it had come when the last one was
--- lost), and of an ended run `result` and `error`. Of a run that was deleted only the status
+-- lost), `usage` (of all turns), and of an ended run `result` and `error`. Of a run that was deleted only the status
 -- `deleted` is left for some time: it does not exist, and cannot be created again.
 --
 -- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,

@@ -15,7 +15,7 @@
 --   listed        statuses in the index of runs, with their times, in MessagePack
 --   message       that brings the run to a worker from now on; empty to keep the stored one
 -- RETURNS {DONE, token, revision, turn, cancel, schema, agent, snapshot, decisions in MessagePack,
---         updated, message, replies of models: [key, reply, …], lost owners since its progress}
+--         updated, message, replies of models: [key, reply, …], lost owners since its progress, usage}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {MISSING} a run that does not exist
@@ -43,12 +43,12 @@ local function granted(run)
   for _, call in ipairs(run.pending) do
     decisions[#decisions + 1] = entry_of(ledger_key, 'decision:' .. call)
   end
-  local stored = redis.call('HMGET', run_key, 'snapshot', 'message', 'losses')
+  local stored = redis.call('HMGET', run_key, 'snapshot', 'message', 'losses', 'usage')
   local all = {exact = decisions, standing = entry_of(ledger_key, 'standing') or {}}
   return {
     DONE, whole(run.token), run.revision, run.turn, run.cancel, run.schema, run.agent,
     stored[1], cmsgpack.pack(all), whole(run.updated), stored[2],
-    redis.call('HGETALL', journal_key), tonumber(stored[3] or 0),
+    redis.call('HGETALL', journal_key), tonumber(stored[3] or 0), stored[4] or '',
   }
 end
 

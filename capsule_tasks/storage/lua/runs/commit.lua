@@ -21,6 +21,7 @@
 --   snapshot        opaque
 --   result          of a run that ends, opaque
 --   error           of a run that ends, opaque
+--   usage           of the run in all its turns, opaque
 --   requests        all calls that wait for an approval, in MessagePack
 --   indexed_ms      when they were indexed, by the clock of the index
 --   listed          statuses in the index of runs, with their times, in MessagePack
@@ -47,11 +48,11 @@ local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local run_id, token = ARGV[4], tonumber(ARGV[5])
 local revision, turn = tonumber(ARGV[6]), tonumber(ARGV[7])
 local status, schema, agent, snapshot = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
-local result, error = ARGV[12], ARGV[13]
-local requests, indexed_ms = cmsgpack.unpack(ARGV[14]), tonumber(ARGV[15])
-local listed, channel = cmsgpack.unpack(ARGV[16]), ARGV[17]
-local history_ttl_ms, max_items, max_bytes = ARGV[18], tonumber(ARGV[19]), tonumber(ARGV[20])
-local FIRST = 21
+local result, error, usage = ARGV[12], ARGV[13], ARGV[14]
+local requests, indexed_ms = cmsgpack.unpack(ARGV[15]), tonumber(ARGV[16])
+local listed, channel = cmsgpack.unpack(ARGV[17]), ARGV[18]
+local history_ttl_ms, max_items, max_bytes = ARGV[19], tonumber(ARGV[20]), tonumber(ARGV[21])
+local FIRST = 22
 
 -- A decision or a cancel that came first counts.
 local function status_after_commit(run)
@@ -106,7 +107,7 @@ local is_turn_over = turn > run.turn or ENDED_STATUS[status]
 run.revision, run.turn, run.status = revision + 1, turn, after
 run.schema, run.agent, run.needs_message = schema, agent, after == 'queued'
 request_approvals(ledger_key, run, requests, now_us)
-redis.call('HSET', run_key, 'snapshot', snapshot)
+redis.call('HSET', run_key, 'snapshot', snapshot, 'usage', usage)
 -- A run that is parked inside its turn goes on with the replies that its models gave.
 if is_turn_over then
   redis.call('HDEL', run_key, 'journal_bytes')

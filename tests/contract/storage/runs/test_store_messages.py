@@ -11,6 +11,7 @@ from capsule_tasks.errors import (
     RunEnded,
     RunTooLarge,
 )
+from capsule_tasks.storage import RunUsage
 from tests.contract.storage.runs.subjects import Subject, ask
 
 
@@ -31,6 +32,35 @@ async def test_a_message_is_kept_until_a_claim_brings_another(subject: Subject) 
     assert claims[0].message == b"with a chord"
     await runs.release(claims[0])
     assert (await runs.claim("run-1", "w1")).message == b"with a chord"
+
+
+async def test_usage_is_kept_with_each_turn(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    assert claim.usage == RunUsage()
+    usage = RunUsage(requests=2, input_tokens=30, output_tokens=4, time_ms=500)
+    claim = (await runs.commit(claim, b"x", turn=1, usage=usage)).claim
+    assert claim.usage == usage
+    await runs.release(claim)
+    claim = await runs.claim("run-1", "w1")
+    assert claim.usage == usage
+    await runs.commit(claim, b"x", turn=2, status="completed")
+    assert (await runs.read("run-1")).usage == usage
+    with pytest.raises(InvalidSetting, match="usage = 3: must be a RunUsage"):
+        await runs.commit(claim, b"x", turn=3, usage=3)
+
+
+async def test_a_decided_call_is_known_until_the_next_turn(subject: Subject) -> None:
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    requests = [ask("c1"), ask("c2")]
+    await runs.commit(claim, b"x", turn=1, status="interrupted", approval_requests=requests)
+    assert (await runs.read("run-1")).decided == ()
+    await runs.approvals.approve("run-1", "c2")
+    record = await runs.read("run-1", with_snapshot=False)
+    assert (record.decided, [each.call_id for each in record.pending]) == (("c2",), ["c1"])
+    await runs.commit(await runs.claim("run-1", "w1"), b"y", turn=2)
+    assert (await runs.read("run-1")).decided == ()
 
 
 async def test_replies_of_models_come_with_the_next_claim(subject: Subject) -> None:

@@ -69,7 +69,6 @@ class ScriptedEngine:
         number = int(work.claim.snapshot)
         did: list[str] = []
         end: dict[str, Any] = {}
-        usage: dict[str, int] = {}
         for word in self.turns[number]:
             verb, _, name = word.partition(" ")
             if verb == "ask" and not work.claim.decisions.exact:
@@ -78,15 +77,12 @@ class ScriptedEngine:
             if verb == "fail":
                 failure = RunFailure("max_turns", "MaxTurns", "too many")
                 end = {"status": "failed", "failure": failure}
-            elif verb == "use":
-                usage = {"requests": int(name), "input_tokens": 10 * int(name)}
-                await asyncio.sleep(0.002)
             elif verb != "ask":
                 did.append(await self._do(work, verb, name))
         if not end and number == len(self.turns) - 1:
             end = {"status": "completed", "output": did}
         items = [{"turn": number, "did": did}]
-        return TurnEnd(b"%d" % (number + 1), "script/1", "a", items=items, usage=usage, **end)
+        return TurnEnd(b"%d" % (number + 1), "script/1", "a", items=items, **end)
 
     async def _do(self, work: TurnWork, verb: str, name: str) -> str:
         match verb:
@@ -133,15 +129,6 @@ class ScriptedEngine:
             return await self._call_tool(work, name)
         except TurnStopped:
             return "an error as text for the model"
-
-
-async def test_usage_is_that_of_all_turns(store: RunStore) -> None:
-    engine = ScriptedEngine([["use 2"], ["use 5"], ["raise oh"]])
-    driver = await started(store, engine)
-    assert (await driver.drive("r", engine)).status == "failed"
-    usage = (await store.read("r")).usage
-    assert (usage.requests, usage.input_tokens, usage.output_tokens) == (5, 50, 0)
-    assert usage.time_ms >= 4
 
 
 async def started(store: RunStore, engine: ScriptedEngine) -> RunDriver:

@@ -8,7 +8,6 @@ its own, so that no standing decision about the tool answers it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -23,8 +22,6 @@ from capsule_tasks.storage.runs.types import Decisions, Resolved
 
 SETTLE = "settle:"
 """The ids and the tools of requests to settle begin with this."""
-
-_MADE = "made:"
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -42,6 +39,7 @@ def request_to_settle(call: ToolCall, started_ms: int) -> ApprovalRequest:
         agent=call.agent,
         fingerprint=call.fingerprint,
         arguments=call.arguments,
+        kind="settle",
     )
 
 
@@ -63,12 +61,9 @@ def settlement(request: ApprovalRequest, decisions: Decisions) -> Settlement | N
         return None
     if decided[0].approved:
         return Settlement("again")
-    message = decided[0].message or DEFAULT_REJECTION
-    if message.startswith(_MADE):
-        # A person who rejects the request may begin a message with the same word.
-        with contextlib.suppress(msgspec.DecodeError):
-            return Settlement("made", msgspec.json.decode(message.removeprefix(_MADE)))
-    return Settlement("never", message)
+    if decided[0].output is not None:
+        return Settlement("made", msgspec.json.decode(decided[0].output))
+    return Settlement("never", decided[0].message or DEFAULT_REJECTION)
 
 
 async def settle(
@@ -91,8 +86,8 @@ async def settle(
     request_id = await _request_id(store, run_id, call_id)
     who: dict[str, Any] = {"by": by, "roles": roles}
     if made:
-        message = _MADE + msgspec.json.encode(output).decode()
-        done = approvals.reject(run_id, request_id, message=message, **who)
+        given = msgspec.json.encode(output).decode()
+        done = approvals.settle(run_id, request_id, output=given, **who)
     else:
         done = approvals.approve(run_id, request_id, **who)
     resolved: Resolved = await result_of(done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -12,7 +12,7 @@ from capsule_tasks.durable import RunFailure
 from capsule_tasks.durable.settling import SETTLE, settled_call
 from capsule_tasks.errors import RunCancelled, RunFailed
 from capsule_tasks.storage import PendingApproval, RunRecord, RunUsage
-from capsule_tasks.storage.runs.types import ENDED, OnExpiry, Status
+from capsule_tasks.storage.runs.types import ENDED, OnExpiry, RequestKind, Status
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class WaitingCall:
     session_id: str
     call_id: str
     """For `approve` and `reject`, or for `settle`."""
-    kind: Literal["approval", "settle"]
+    kind: RequestKind
     """`settle`: the call was started, and nobody knows whether it was made."""
     tool: str
     agent: str
@@ -35,12 +35,12 @@ class WaitingCall:
 
     @classmethod
     def of(cls, pending: PendingApproval) -> WaitingCall:
-        is_uncertain = pending.call_id.startswith(SETTLE)
+        is_uncertain = pending.kind == "settle"
         return cls(
             run_id=pending.run_id,
             session_id=pending.session_id,
             call_id=settled_call(pending.call_id) if is_uncertain else pending.call_id,
-            kind="settle" if is_uncertain else "approval",
+            kind=pending.kind,
             tool=pending.tool.removeprefix(SETTLE),
             agent=pending.agent,
             arguments=pending.arguments,

@@ -122,6 +122,7 @@ def packed(request: ApprovalRequest) -> dict[str, Any]:
         "on_expiry": request.on_expiry,
         "may": request.may_decide,
         "expires_in": _ms(request.expires_in_s),
+        "kind": request.kind,
     }
 
 

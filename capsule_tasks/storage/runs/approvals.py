@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,7 @@ from capsule_tasks.storage.runs.types import (
     Status,
     StoredDecision,
     Sweep,
+    check_bytes,
     check_names,
 )
 from capsule_tasks.storage.scripts import Code
@@ -77,7 +79,8 @@ class ApprovalCore:
         names who may decide, `by` or one of `roles` has to be among them, else MayNotDecide is
         raised. Raises DecisionExpired after the time limit, UnknownCall if the call does not wait.
         """
-        return self._decide(run_id, call_id, True, None, always, by, roles, operation_id)
+        decision = {"approved": True, "message": None}
+        return self._decide(run_id, call_id, decision, always, by, roles, operation_id)
 
     def reject(
         self,
@@ -91,7 +94,31 @@ class ApprovalCore:
         operation_id: str | None = None,
     ) -> Operation[Resolved]:
         """Reject a call that waits, with a message for the model; see `approve`."""
-        return self._decide(run_id, call_id, False, message, always, by, roles, operation_id)
+        check_value("message", message, OptionalText)
+        decision = {"approved": False, "message": message and sendable(message)}
+        return self._decide(run_id, call_id, decision, always, by, roles, operation_id)
+
+    def settle(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        output: str,
+        by: str | None = None,
+        roles: Sequence[str] = (),
+        operation_id: str | None = None,
+    ) -> Operation[Resolved]:
+        """Say that a call was made for which a request of the kind `settle` waits; see `approve`.
+
+        `output` is what the call gave, as JSON. To approve such a request says that the call was
+        not made, and may be; to reject it, that it must not be. Raises UnknownCall for a call that
+        waits for an approval.
+        """
+        check_value("output", output, str)
+        max_bytes = self._runs.settings.max_output_bytes
+        check_bytes("the output", sendable(output).encode(), max_bytes)
+        decision = {"approved": False, "output": sendable(output)}
+        return self._decide(run_id, call_id, decision, False, by, roles, operation_id)
 
     def pending(
         self,
@@ -183,8 +210,7 @@ class ApprovalCore:
         self,
         run_id: str,
         call_id: str,
-        approved: bool,
-        message: str | None,
+        decision: dict[str, Any],
         always: bool,
         by: str | None,
         roles: Sequence[str],
@@ -192,16 +218,10 @@ class ApprovalCore:
     ) -> Operation[Resolved]:
         escaped("call id", call_id)
         check_value("by", by, OptionalText)
-        check_value("message", message, OptionalText)
         check_names("roles", roles)
         check_value("always", always, bool)
         place = yield from self._runs.locations.find(run_id)
         who = tuple(sendable(each) for each in (by, *roles) if each)
-        decision = {
-            "approved": approved,
-            "message": message and sendable(message),
-            "by": by and sendable(by),
-        }
         call = partial(
             scripts.run_decide.call,
             place.keys,
@@ -209,7 +229,7 @@ class ApprovalCore:
             ttl_ms=self._ttl_ms,
             run_id=run_id,
             call=call_id,
-            decision=pack(decision),
+            decision=pack({**decision, "by": by and sendable(by)}),
             always=int(always),
             roles=pack(list(who)),
             channel=self._index.channel,
@@ -237,6 +257,8 @@ class ApprovalCore:
 
 def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> Exception:
     match reply[0]:
+        case Code.UNKNOWN if len(reply) > 1:
+            return UnknownCall(call_id, "it waits for an approval", "is not to be settled")
         case Code.UNKNOWN:
             return UnknownCall(call_id, f"run {run_id!r:.100} has not asked for it")
         case Code.STARTED:

@@ -63,6 +63,7 @@ class _Approvals(facades.Facade[facades.Target]):
 
     approve = facades.Method(ApprovalCore.approve)
     reject = facades.Method(ApprovalCore.reject)
+    settle = facades.Method(ApprovalCore.settle)
     pending = facades.Method(ApprovalCore.pending)
     expire = facades.Method(ApprovalCore.expire)
     expire_due = facades.Method(ApprovalCore.expire_due)

@@ -19,6 +19,8 @@ from capsule_tasks.storage.keys import escaped
 
 Status = Literal["queued", "running", "interrupted", "completed", "failed", "cancelled"]
 OnExpiry = Literal["reject", "approve", "cancel"]
+RequestKind = Literal["approval", "settle"]
+"""A consent to a call, or the answer whether a call was made that had been started."""
 
 ENDED: frozenset[Status] = frozenset({"completed", "failed", "cancelled"})
 
@@ -60,6 +62,7 @@ class ApprovalRequest(Checked, frozen=True, kw_only=True):
     on_expiry: OnExpiry = "reject"
     may_decide: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     """People and roles that may decide; None for everybody."""
+    kind: RequestKind = "approval"
 
 
 class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +76,13 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     message: str | None = None
     by: str | None = None
+    output: str | None = None
+    """What a call gave, as JSON, of which a person knows that it was made; such a decision does
+    not approve anything."""
 
     def __str__(self) -> str:
         word = "approved" if self.approved else "rejected"
+        word = word if self.output is None else "settled"
         return f"{word} by {self.by}" if self.by else word
 
 
@@ -225,6 +232,7 @@ class PendingApproval:
     expires_at: datetime | None
     on_expiry: OnExpiry
     may_decide: tuple[str, ...] | None
+    kind: RequestKind = "approval"
 
 
 @dataclass(frozen=True)
@@ -344,6 +352,7 @@ def pending_approval(run_id: str, session_id: str, entry: dict[str, Any]) -> Pen
         expires_at=None if expires is None else time_of(expires),
         on_expiry=entry.get("on_expiry", "reject"),
         may_decide=None if may is None else tuple(may),
+        kind=entry.get("kind", "approval"),
     )
 
 

@@ -10,7 +10,7 @@
 --   ttl_ms        until the run expires
 --   run_id        for the signals
 --   call          to decide
---   decision      {approved, message, by} in MessagePack
+--   decision      {approved, message, by, output} in MessagePack
 --   always        1 to decide all calls of the tool by the agent
 --   roles         of the person who decides, in MessagePack
 --   listed        statuses in the index of runs, with their times, in MessagePack
@@ -22,6 +22,7 @@
 --         {MISSING} a run that does not exist
 --         {ENDED, status} a run that has ended
 --         {UNKNOWN} a call that does not wait
+--         {UNKNOWN, kind} an output for a call that waits for an approval
 --         {STARTED} a call that was started under a standing approval
 --         {DECIDED, decision in MessagePack} a call that already has a decision
 --         {EXPIRED, decision in MessagePack, resume, updated} a call whose time had passed; it
@@ -55,6 +56,7 @@ if known then return {DECIDED, known} end
 if ENDED_STATUS[run.status] then return {ENDED, run.status} end
 local request = entry_of(ledger_key, 'approval:' .. call)
 if not request then return {UNKNOWN} end
+if decision.output and request.kind ~= 'settle' then return {UNKNOWN, request.kind or ''} end
 if redis.call('HEXISTS', ledger_key, 'call:' .. call) == 1 then return {STARTED} end
 
 local is_expired = request.expires and request.expires <= math.floor(now_us / 1000)

@@ -36,6 +36,25 @@ async def swept(runs: Any) -> Any:
 # --- decisions ------------------------------------------------------------------------------------
 
 
+async def test_the_output_of_a_settled_call_is_a_field_of_its_decision(subject: Subject) -> None:
+    runs = subject.runs()
+    await subject.parked(runs, ask("c1", kind="settle"), ask("c2", kind="settle"), ask("c3"))
+    kinds = {call.call_id: call.kind for call in (await runs.approvals.pending()).calls}
+    assert kinds == {"c1": "settle", "c2": "settle", "c3": "approval"}
+    with pytest.raises(UnknownCall, match="'c3' is not to be settled: it waits for an approval"):
+        await runs.approvals.settle("run-1", "c3", output='"9"')
+    for wrong in (None, b"9", 9):
+        with pytest.raises(InvalidSetting):
+            await runs.approvals.settle("run-1", "c1", output=wrong)
+    assert (await runs.approvals.settle("run-1", "c1", output='{"é": 9}', by="ann")).resume
+    with pytest.raises(AlreadyDecided, match="settled by ann"):
+        await runs.approvals.approve("run-1", "c1")
+    await runs.approvals.reject("run-1", "c2", message='made:"9"')
+    settled, rejected = (await runs.claim("run-1", "w1")).decisions.exact
+    assert (settled.approved, settled.output, settled.message) == (False, '{"é": 9}', None)
+    assert (rejected.approved, rejected.output, rejected.message) == (False, None, 'made:"9"')
+
+
 async def test_a_decision_needs_the_run_and_the_call_and_wakes_the_run_once(
     subject: Subject,
 ) -> None:

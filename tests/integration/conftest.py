@@ -75,11 +75,11 @@ async def sandbox(start_sandbox: StartSandbox) -> AsyncIterator[Sandbox]:
 async def store(valkey_url: str, prefix: str) -> AsyncIterator[RunStore]:
     """A store of runs, for whose runs the worker `w1` has a lease."""
     # Loaded here: `test_sandbox*.py` also run with a Python that cannot import redis.
-    from capsule_tasks.settings import RunSettings
+    from capsule_tasks.settings import LeaseSettings, RunSettings
     from capsule_tasks.storage.runs.store import Lease, RunStore
 
     async with (
-        Lease("w1", valkey_url, prefix=prefix) as lease,
+        Lease("w1", valkey_url, settings=LeaseSettings(lease_s=600), prefix=prefix) as lease,
         RunStore(valkey_url, settings=RunSettings(prefix=prefix)) as store,
     ):
         await lease.acquire()

@@ -12,7 +12,7 @@ from typing import Any
 from capsule_tasks.errors import CapsuleError
 from capsule_tasks.runs import CURRENT_SCHEMA_VERSION, AgentId, RunState, Spent
 from capsule_tasks.runs.parking import parked, readable_versions, resumed
-from capsule_tasks.settings import RunSettings
+from capsule_tasks.settings import LeaseSettings, RunSettings
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 
 
@@ -22,7 +22,8 @@ class Worker:
     def __init__(self, url: str, prefix: str, incarnation: str) -> None:
         self._store = SyncRunStore(url, settings=RunSettings(prefix=prefix))
         self._incarnation = incarnation
-        SyncLease(incarnation, url, prefix=prefix).acquire()
+        settings = LeaseSettings(lease_s=600)
+        SyncLease(incarnation, url, settings=settings, prefix=prefix).acquire()
 
     def start(self, run_id: str, extra: dict[str, Any]) -> str:
         """Make a run; `extra` are fields that only this release may know."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from capsule_tasks.settings import RunSettings
+from capsule_tasks.settings import LeaseSettings, RunSettings
 from capsule_tasks.storage.runs.store import Lease, RunStore
 from tests.agents_script import ScriptedModel, says
 from tests.integration.openai_tools import Worker, agent_of, outer_agent
@@ -23,7 +23,7 @@ async def main(url: str, prefix: str) -> None:
     models = {name: ScriptedModel(says(name)) for name in "ab"}
     outer = ScriptedModel(says("done"))
     async with (
-        Lease("w2", url, prefix=prefix) as lease,
+        Lease("w2", url, settings=LeaseSettings(lease_s=600), prefix=prefix) as lease,
         RunStore(url, settings=RunSettings(prefix=prefix)) as store,
     ):
         await lease.acquire()

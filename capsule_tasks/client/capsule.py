@@ -56,7 +56,17 @@ class Capsule:
 
     async def aexecute(self, source: str, **options: Any) -> Execution:
         """Send code to a worker, as `execute` does, without blocking the event loop."""
-        return await asyncio.to_thread(self.execute, source, **options)
+
+        def send() -> Execution:
+            execution = self.execute(source, **options)
+            if execution.backend is not None:
+                # The thread's own backend has subscribed to the result. An execution that the
+                # garbage collector finds after the thread has ended would connect once more, to
+                # unsubscribe. Whoever waits for the result subscribes again.
+                execution.backend.remove_pending_result(execution)
+            return execution
+
+        return await asyncio.to_thread(send)
 
     async def acancel(
         self, ids: str | Iterable[str], grace_s: float | None = None

@@ -133,6 +133,17 @@ async def test_code_is_sent_and_awaited_without_a_thread(capsule: Capsule) -> No
     assert await execution.aget(HANG_S) == "there and back"
 
 
+async def test_code_that_was_sent_without_a_thread_leaves_no_subscription(
+    capsule: Capsule, worker: Worker
+) -> None:
+    """An execution that is collected after the thread of its backend would connect once more."""
+    execution = await capsule.aexecute("6 * 7")
+    client = worker.app.backend.client
+    channel = worker.app.backend.get_key_for_task(execution.id)
+    eventually(lambda: client.pubsub_numsub(channel) == [(channel, 0)], "the end of it")
+    assert value_of(execution) == 42
+
+
 # --- profiles ----------------------------------------------------------------------------------
 
 

@@ -90,6 +90,8 @@ class TaskChildSettings(Settings, frozen=True, kw_only=True):
     """The worker's pool was restarted: tasks that are missing now have left the code."""
     async_limit: PositiveCount = 1000
     """Coroutines of an `async` child at once."""
+    async_threads: PositiveCount = 64
+    """Threads of an `async` child for functions that block."""
     log_file: str | None = None
     log_level: Count = 0
     log_color: bool = False

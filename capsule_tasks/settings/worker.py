@@ -24,6 +24,8 @@ class AppSettings(Settings, frozen=True, kw_only=True):
     """Children for `async def` tasks. They start with the first such task."""
     async_limit: PositiveCount = 1000
     """Tasks that each of these children runs at once."""
+    async_threads: PositiveCount = 64
+    """Threads of each of these children for functions that block (`asyncio.to_thread`)."""
     loss_limit: PositiveCount = 5
     """Child processes that one task message may cost, before it is not delivered again."""
     ready_s: PositiveSeconds = 60.0

@@ -61,6 +61,7 @@ class PoolRuntime:
                     self._hostname,
                     kind=kind,
                     async_limit=setting(app, "capsule_async_limit"),
+                    async_threads=setting(app, "capsule_async_threads"),
                     log_file=os.environ.get("CELERY_LOG_FILE") or None,
                     log_level=int(os.environ.get("CELERY_LOG_LEVEL") or 0),
                     log_color=_is_log_coloured(),

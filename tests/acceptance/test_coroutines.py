@@ -200,6 +200,14 @@ def test_so_many_children_take_so_many_coroutines_each(redis_url: str, tmp_path:
         assert worker.heard(keys[4]) == pids[0]
 
 
+def test_blocking_functions_of_coroutines_have_so_many_threads(
+    redis_url: str, tmp_path: Path
+) -> None:
+    threads = json.dumps({"capsule_async_threads": 20})  # asyncio would have 6 on two processors
+    with Worker(redis_url, tmp_path, concurrency=1, TEST_CONF=threads) as worker:
+        assert len(worker.get("thread_names", 20)) == 20
+
+
 def test_children_are_replaced_after_so_many_and_lose_none(redis_url: str, tmp_path: Path) -> None:
     """Coroutines in a retired child finish there."""
     with Worker(redis_url, tmp_path, "--max-tasks-per-child=20") as worker:

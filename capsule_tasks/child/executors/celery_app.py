@@ -21,6 +21,7 @@ from typing import Any
 
 from capsule_tasks.child.executors import tasks
 from capsule_tasks.child.executors.executor import Executor
+from capsule_tasks.child.executors.threads import BlockingThreads
 from capsule_tasks.child.io.capture import Capture
 from capsule_tasks.settings import TaskChildSettings
 
@@ -61,8 +62,9 @@ def make_executor(settings: TaskChildSettings, capture: Capture, *parts: Any) ->
     if settings.kind == "async":
         _share_backend(app)
         tracer = _make_tracer(app, settings)
-        threads = ThreadPoolExecutor(settings.async_limit, "capsule-tracer")
-        executor = tasks.AsyncTaskExecutor(*parts, tracer=tracer, tracers=threads)
+        tracers = ThreadPoolExecutor(settings.async_limit, "capsule-tracer")
+        threads = BlockingThreads(settings.async_threads)
+        executor = tasks.AsyncTaskExecutor(*parts, tracer=tracer, tracers=tracers, threads=threads)
         _bridge_coroutines(app, executor.bridge)
     else:
         executor = tasks.BlockingTaskExecutor(*parts, tracer=_make_tracer(app, settings))

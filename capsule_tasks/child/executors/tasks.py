@@ -28,6 +28,7 @@ import msgspec
 
 from capsule_tasks.child.executors.executor import Executor
 from capsule_tasks.child.executors.failures import describe, describe_info
+from capsule_tasks.child.executors.threads import BlockingThreads
 from capsule_tasks.child.registry import Execution
 from capsule_tasks.errors import ExecutionCancelled
 from capsule_tasks.protocol.cancelled import as_failure
@@ -208,10 +209,12 @@ class AsyncTaskExecutor(_TaskExecutor, kw_only=True):
 
     tracers: concurrent.futures.Executor
     """Threads, one for each task that may run at once."""
+    threads: BlockingThreads
     loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.new_event_loop)
 
     def run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        self.loop.set_default_executor(self.threads)
         while not self.is_stopping or self.registry.running():
             self._run_loop(self.loop)
         self.tracer.send_shutdown()

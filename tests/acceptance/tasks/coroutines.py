@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import threading
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -61,6 +62,19 @@ async def gather(self: Any, key: str, size: int) -> int:
     while int(client.get(key)) < size:
         await asyncio.sleep(0.02)
     return os.getpid()
+
+
+@app.task(name="thread_names")
+async def thread_names(size: int) -> list[str]:
+    """Threads of blocking functions, of which `size` end together: so many threads, or it hangs."""
+    together = threading.Barrier(size)
+
+    def block() -> str:
+        together.wait()
+        return threading.current_thread().name
+
+    names = await asyncio.gather(*(asyncio.to_thread(block) for _ in range(4 * size)))
+    return sorted(set(names))
 
 
 @app.task(name="async_retry", bind=True, max_retries=3)

@@ -116,6 +116,7 @@ def test_a_time_is_a_number_of_seconds_whole_or_not(
 SMALLEST = {
     "AppSettings.async_children": 1,
     "AppSettings.async_limit": 1,
+    "AppSettings.async_threads": 1,
     "AppSettings.loss_limit": 1,
     "AppSettings.max_live_sessions": 1,
     "AppSettings.ready_s": 0.001,
@@ -186,6 +187,7 @@ SMALLEST = {
     "DiagnosticSettings.heartbeat_interval_s": 0.01,
     "DiagnosticSettings.summary_names": 0,
     "TaskChildSettings.async_limit": 1,
+    "TaskChildSettings.async_threads": 1,
     "TaskChildSettings.log_level": 0,
     "SandboxSettings.max_processes": 0,
     "SandboxSettings.max_threads": 16,

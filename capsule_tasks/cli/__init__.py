@@ -5,7 +5,7 @@ That is why rich is imported only by the commands that draw. Options before `cap
 `-A app`, work as for Celery's own commands.
 """
 
-from capsule_tasks.cli import session_commands  # noqa: F401 - adds its commands to the group
+from capsule_tasks.cli import run_commands, session_commands  # noqa: F401 - add their commands
 from capsule_tasks.cli.commands import capsule
 
 __all__ = ["capsule"]

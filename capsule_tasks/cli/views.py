@@ -57,13 +57,16 @@ class EventPrinter:
                 click.echo(text, nl=False, err=message.stream == "stderr", color=colour)
                 self._is_in_line = not text.endswith("\n")
             return
-        line = _describe(message, self._respond_with)
-        if line:
-            if self._is_in_line:
-                click.echo()
-                self._is_in_line = False
-            ending = "".join(each.end() for each in self._filters.values())
-            click.echo(f"{ending}{click.style(line, dim=True)}", err=True)
+        if line := _describe(message, self._respond_with):
+            self.line(line)
+
+    def line(self, line: str) -> None:
+        """Print a line to standard error, after what was written in the line before."""
+        if self._is_in_line:
+            click.echo()
+            self._is_in_line = False
+        ending = "".join(each.end() for each in self._filters.values())
+        click.echo(f"{ending}{click.style(line, dim=True)}", err=True)
 
 
 def _describe(message: Any, respond_with: str) -> str:

@@ -15,6 +15,7 @@ from agents import (
     InputGuardrailTripwireTriggered,
     MaxTurnsExceeded,
     ModelBehaviorError,
+    ModelRefusalError,
     ModelTimeoutError,
     OutputGuardrailTripwireTriggered,
     RunConfig,
@@ -60,6 +61,7 @@ GUARDRAILS = (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
 )
+FAULTS_OF_MODELS = (ModelBehaviorError, ModelRefusalError)
 TIMEOUTS = (ModelTimeoutError, ToolTimeoutError, APITimeoutError)
 
 
@@ -119,7 +121,10 @@ class OpenAIEngine:
         prepare(agent)
 
     async def aclose(self) -> None:
-        """Close the models' connections; no run may be driven any more."""
+        """Close what the model provider opened; no run may be driven any more.
+
+        An HTTP client stays open, as in the SDK: it belongs to whoever made it.
+        """
         await self._run_config.model_provider.aclose()
 
     # --- the Engine port -------------------------------------------------------------------------
@@ -320,7 +325,7 @@ def _failure_of(error: Exception, causes: Causes) -> RunFailure:
         kind = "timeout"
     elif any(each in causes.of_tools for each in chain):
         kind = "tool"
-    elif isinstance(error, ModelBehaviorError) or any(each in causes.of_models for each in chain):
+    elif isinstance(error, FAULTS_OF_MODELS) or any(each in causes.of_models for each in chain):
         kind = "model"
     return RunFailure(kind, type(error).__name__, str(error))
 

@@ -377,11 +377,14 @@ def _events_of_item(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]
 def _events_of_message(where: dict[str, Any], item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for number, part in enumerate(item["content"]):
         at = {**where, "content_index": number}
-        empty = {**part, "text": ""}
-        yield {"type": "response.content_part.added", **at, "part": empty}
-        for delta in _deltas(part["text"]):
-            yield {"type": "response.output_text.delta", **at, "delta": delta, "logprobs": []}
-        yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+        field_name = "refusal" if part["type"] == "refusal" else "text"
+        kind = "response.refusal" if part["type"] == "refusal" else "response.output_text"
+        scores = {} if part["type"] == "refusal" else {"logprobs": []}
+        whole = part[field_name]
+        yield {"type": "response.content_part.added", **at, "part": {**part, field_name: ""}}
+        for delta in _deltas(whole):
+            yield {"type": f"{kind}.delta", **at, "delta": delta, **scores}
+        yield {"type": f"{kind}.done", **at, field_name: whole, **scores}
         yield {"type": "response.content_part.done", **at, "part": part}
 
 

@@ -17,16 +17,18 @@ from agents import (
     WebSearchTool,
     retry_policies,
 )
+from agents.models import openai_provider
+from openai import DefaultAsyncHttpx2Client
 
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.settings import RunSettings
-from capsule_tasks.storage import RunStore
+from capsule_tasks.storage import RunRecord, RunStore
 from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 from tests.agents_script import calls, says
 from tests.integration.durable_agents import LOOK, Runs, brief, look
 from tests.integration.http_models import PAY, Clients, cashier, pay
 from tests.integration.killing import KILLED, runs_to_its_end
-from tests.integration.responses_server import MODEL, Refusal, Reply, Request, ResponsesServer
+from tests.integration.responses_server import KEY, MODEL, Refusal, Reply, Request, ResponsesServer
 
 
 def asked(request: Request) -> list[Any]:
@@ -215,6 +217,38 @@ async def test_one_pool_of_connections_serves_all_turns(store: RunStore, clients
         assert server.connections == 1
 
 
+async def test_runs_side_by_side_share_the_connections(store: RunStore, clients: Clients) -> None:
+    def answer(body: dict[str, Any]) -> list[Any]:
+        return [says("done")] if any("output" in item for item in body["input"]) else [LOOK]
+
+    run_ids = [f"r{number}" for number in range(6)]
+    with ResponsesServer(script=answer) as server:
+        runs = Runs(store, clients.engine(server))
+        for run_id in run_ids:
+            await runs.start(run_id=run_id)
+        stops = await asyncio.gather(*(runs.drive(run_id) for run_id in run_ids))
+        assert {stop.result for stop in stops} == {b'"done"'}
+        assert len(server.requests) == 12
+        assert server.connections <= 6
+
+
+async def test_without_a_run_config_the_environment_names_the_server(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client is made with the first model call, and outlives the turns."""
+    engine = OpenAIEngine(cashier())
+    with ResponsesServer([LOOK], [PAY], says("paid it")) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        async with DefaultAsyncHttpx2Client() as http:
+            monkeypatch.setattr(openai_provider, "_http_client", http)
+            runs = Runs(store, engine)
+            await runs.start()
+            assert await runs.to_end() == "completed"
+            assert server.connections == 1
+    await engine.aclose()
+
+
 # --- crashes -------------------------------------------------------------------------------------
 
 
@@ -225,22 +259,30 @@ class Mortal:
         self._server = server
         self._url = url
         self._settings = RunSettings(prefix=prefix)
+        asyncio.run(self._start())
 
-    def drive(self, worker: str, *, dies: bool, **options: Any) -> bool:
-        """Drive the run to its end; False if the process died before. The worker w1 starts it."""
+    async def _start(self) -> None:
+        async with RunStore(self._url, settings=self._settings) as store:
+            await Runs(store, OpenAIEngine(cashier())).start()
+
+    def drive(
+        self, worker: str, *, dies: bool = False, dies_at: int | None = None, **options: Any
+    ) -> bool:
+        """Drive the run to its end; False if the process died before.
+
+        It dies at its first commit, or at this turn of its loop.
+        """
 
         async def main() -> None:
             async with RunStore(self._url, settings=self._settings) as store:
                 runs = Runs(store, Clients().engine(self._server, cashier(**options)), worker)
-                if worker == "w1":
-                    await runs.start()
                 if dies:
                     store.commit = _death  # type: ignore[method-assign]
                 await runs.to_end()
 
         with SyncLease(worker, self._url, prefix=self._settings.prefix) as lease:
             lease.acquire()
-            is_done = runs_to_its_end(main, None)
+            is_done = runs_to_its_end(main, dies_at)
             lease.release()
         return is_done
 
@@ -256,9 +298,9 @@ class Mortal:
             lease.release()
         return list(claim.journal.values())
 
-    def snapshot(self) -> Any:
+    def record(self) -> RunRecord:
         with SyncRunStore(self._url, settings=self._settings) as store:
-            return json.loads(store.read("r").snapshot)
+            return store.read("r")
 
 
 async def _death(*_: Any, **__: Any) -> Any:
@@ -290,6 +332,27 @@ def test_a_reply_that_came_with_a_second_attempt_is_not_asked_for_again(
         assert ("function_call_output", "c1", "saw door") in asked(server.requests[-1])
 
 
+@pytest.mark.parametrize("dies_at", range(20, 250, 37))
+def test_a_run_killed_at_any_await_asks_at_most_once_more(
+    valkey_url: str, prefix: str, dies_at: int
+) -> None:
+    """Only the call that the kill has cut is made again: no reply is lost that had come whole."""
+
+    def answer(body: dict[str, Any]) -> list[Any]:
+        known = {item.get("call_id") for item in body["input"] if "output" in item}
+        if "c1" not in known:
+            return [LOOK]
+        return [says("paid it")] if "c_pay" in known else [PAY]
+
+    with ResponsesServer(script=answer) as server:
+        mortal = Mortal(server, valkey_url, prefix)
+        if not mortal.drive("w1", dies_at=dies_at):
+            assert mortal.drive("w2")
+        assert len(server.requests) <= 3 + 1
+        assert len({len(request.body["input"]) for request in server.requests}) == 3
+    assert mortal.record().result == b'"paid it"'
+
+
 @pytest.mark.parametrize("has_usage", [True, False])
 def test_a_reply_from_the_journal_is_the_reply_of_the_model(
     valkey_url: str, prefix: str, has_usage: bool
@@ -311,7 +374,7 @@ def test_a_reply_from_the_journal_is_the_reply_of_the_model(
                 assert b"Pay." not in reply
                 assert b"look_description" not in reply
                 assert mortal.drive("w2", dies=False, model_settings=settings)
-            return mortal.snapshot()["model_responses"]
+            return json.loads(mortal.record().snapshot)["model_responses"]
 
     found = responses("killed", dies=True)
     assert found == responses("whole", dies=False)

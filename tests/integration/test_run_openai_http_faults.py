@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from agents import Agent, ModelSettings
+from pydantic import BaseModel
 
 from capsule_tasks.durable import RunDriver, RunFailure, RunStop
 from capsule_tasks.storage import RunStore
@@ -68,6 +69,25 @@ async def test_a_stream_that_breaks_fails_the_run_and_keeps_its_history(
         "function_call_output",
     ]
     assert (await store.read("r")).status == "failed"
+
+
+async def test_a_refusal_of_the_model_fails_the_run(store: RunStore, clients: Clients) -> None:
+    class Answer(BaseModel):
+        number: int
+
+    message = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "refusal", "refusal": "I will not count"}],
+    }
+    with ResponsesServer([message]) as server:
+        runs = Runs(store, clients.engine(server, cashier(output_type=Answer)))
+        await runs.start()
+        failure = await failure_of(runs)
+    assert (failure.kind, failure.type) == ("model", "ModelRefusalError")
+    assert "I will not count" in failure.message
 
 
 async def test_an_answer_in_one_piece_that_breaks_is_asked_for_again(

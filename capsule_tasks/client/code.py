@@ -11,6 +11,7 @@ import celery
 from capsule_tasks.client.cancelling import check_type
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.options import check_options
+from capsule_tasks.client.runs.task import RunTask
 from capsule_tasks.client.sessions.as_task import (
     SESSION_TASK,
     SessionArguments,
@@ -93,7 +94,7 @@ def arguments_of(
 
 def register_code_tasks(app: Any) -> None:
     """Give the app its tasks for code; binding a task would finalize the app."""
-    for kind in (CodeTask, SessionTask):
+    for kind in (CodeTask, SessionTask, RunTask):
         # Celery keeps the app of a task in its class.
         task = type(kind.__name__, (kind,), {"__module__": __name__, "_app": app})()
         app._tasks[kind.name] = task  # noqa: SLF001 - as above

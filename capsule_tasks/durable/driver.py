@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from capsule_tasks.durable.engine import Engine, RunFailure, TurnEnd, TurnWork
+from capsule_tasks.durable.inputs import INPUT_SCHEMA
 from capsule_tasks.durable.ledger import TurnLedger
 from capsule_tasks.errors import (
     CallerError,
@@ -31,6 +33,8 @@ NOT_READABLE = (InvalidRunState, UnreadableSchema, UnknownAgent)
 """An engine that raises one of these has done nothing: another worker may read the snapshot."""
 
 LOSS_LIMIT = 5
+_PAUSE_S = 0.5
+"""Between two calls of a store that does not answer, which has tried for longer by itself."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,21 @@ class RunDriver:
         *,
         history_of: Callable[[str], History] | None = None,
         turn_timeout_s: float | None = None,
+        hand_back_s: float = 15.0,
         loss_limit: int = LOSS_LIMIT,
     ) -> None:
         """`history_of` gives the history of a session, if it has its own codec or limits.
 
-        A run that has lost `loss_limit` owners without progress between them fails as `lost`: what
-        it does probably ends its process.
+        `hand_back_s` is how long a store that does not answer is asked again to take a claimed run
+        back, so that no run stays with a driver that gave up; after the time of the lease it does
+        not matter any more. A run that has lost `loss_limit` owners without progress between them
+        fails as `lost`: what it does probably ends its process.
         """
         self._store = store
         self._incarnation = incarnation
         self._history_of = history_of or self._plain_history
         self._turn_timeout_s = turn_timeout_s
+        self._hand_back_s = hand_back_s
         self._loss_limit = loss_limit
 
     async def drive(
@@ -88,33 +96,71 @@ class RunDriver:
         """
         before: Claim | None = None
         while True:
-            claim = await self._store.claim(
-                run_id, self._incarnation, readable=engine.readable, message=message
-            )
+            claim = await self._claimed(run_id, engine, message)
             claim = before = _with_decisions_of(before, claim)
             drive = _Drive(self._store, engine, claim, self._history_of(claim.session_id), publish)
-            try:
-                stop = await drive.to_stop(self._turn_timeout_s, self._loss_limit)
-            except RunClaimLost:
-                raise
-            except BaseException:
-                await self._hand_back(drive.claim)
-                raise
+            drive.tell_claimed()
+            stop = await self._worked(drive, drive.to_stop(self._turn_timeout_s, self._loss_limit))
             # A decision that came before the run was parked has queued it: nobody else resumes it.
             if stop.status != "queued":
                 return stop
 
+    async def fail(self, run_id: str, engine: Engine, failure: RunFailure) -> RunStop:
+        """Claim a run and end it as failed. Raises what `drive` raises."""
+        claim = await self._claimed(run_id, engine, b"")
+        drive = _Drive(self._store, engine, claim, self._history_of(claim.session_id), None)
+        return await self._worked(drive, drive.to_failure(failure))
+
+    async def _claimed(self, run_id: str, engine: Engine, message: bytes) -> Claim:
+        """Claim a run. A claim whose reply is lost may have been granted: it is repeated."""
+        operation_id = secrets.token_hex(8)
+        readable = engine.readable
+        until = asyncio.get_running_loop().time() + self._hand_back_s
+        while True:
+            try:
+                return await self._store.claim(
+                    run_id,
+                    self._incarnation,
+                    readable=readable,
+                    message=message,
+                    operation_id=operation_id,
+                )
+            except StorageError as error:
+                if not error.may_have_written or asyncio.get_running_loop().time() > until:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _worked(self, drive: _Drive, work: Coroutine[Any, Any, RunStop]) -> RunStop:
+        """Drive a claimed run; it is handed back, whatever ends this before the run stops."""
+        try:
+            return await work
+        except RunClaimLost:
+            raise
+        except BaseException:
+            await self._hand_back(drive.claim)
+            raise
+
     async def _hand_back(self, claim: Claim) -> None:
         """Queue a run again as it was last committed; a cancelled one ends here."""
-        try:
-            await asyncio.shield(self._store.release(claim))
-        except (StorageError, RunClaimLost) as error:
-            _log.warning(
-                "run %s could not be handed back (%s); it waits until the lease of %s lapses",
-                claim.run_id,
-                error,
-                self._incarnation,
-            )
+        until = asyncio.get_running_loop().time() + self._hand_back_s
+        while True:
+            try:
+                await asyncio.shield(self._store.release(claim))
+            except RunClaimLost:
+                return
+            except StorageError as error:
+                if asyncio.get_running_loop().time() > until:
+                    _log.warning(
+                        "run %s could not be handed back (%s); it waits until the lease of %s "
+                        "lapses",
+                        claim.run_id,
+                        error,
+                        self._incarnation,
+                    )
+                    return
+            else:
+                return
+            await asyncio.sleep(_PAUSE_S)
 
     def _plain_history(self, session_id: str) -> History:
         settings = HistorySettings(prefix=self._store.core.settings.prefix)
@@ -140,6 +186,10 @@ class _Drive:
         self._journal = dict(claim.journal)
         self._usage = claim.usage
         """Of all turns, that of the turn that was just made included."""
+
+    def tell_claimed(self) -> None:
+        kind = "run_claimed" if self.claim.schema == INPUT_SCHEMA else "run_resumed"
+        self._tell(kind, self.claim.agent, {"turn": self.claim.turn})
 
     async def to_stop(self, turn_timeout_s: float | None, loss_limit: int) -> RunStop:
         if self.claim.losses >= loss_limit and not self.claim.cancelled_by:
@@ -212,6 +262,8 @@ class _Drive:
         self._journal = {}
         about = {"turn": claim.turn + 1, "status": done.status, "usage": end.usage}
         self._tell("turn", end.agent, about)
+        if done.status == "interrupted":
+            self._tell_parked(end.approval_requests)
         return done
 
     async def _park_for(self, settle: tuple[ApprovalRequest, ...]) -> RunStop:
@@ -233,6 +285,8 @@ class _Drive:
             usage=self._usage,
         )
         self.claim = done.claim
+        if done.status == "interrupted":
+            self._tell_parked((*undecided, *settle))
         return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
 
     async def _cancelled(self) -> RunStop:
@@ -244,6 +298,12 @@ class _Drive:
         self.claim = done.claim
         return RunStop(claim.run_id, done.status, cancelled_by=done.claim.cancelled_by)
 
+    async def to_failure(self, failure: RunFailure) -> RunStop:
+        """End the run as it was last committed."""
+        end = self._failed(failure)
+        done = await self._commit(end)
+        return self._stop(done.status, end)
+
     async def _lost(self, loss_limit: int) -> RunStop:
         """Fail the run, as each process that makes this turn is lost."""
         claim = self.claim
@@ -252,9 +312,7 @@ class _Drive:
             f"the limit is {loss_limit}"
         )
         _log.error("run %s fails: %s", claim.run_id, about)
-        end = self._failed(RunFailure("lost", "TooManyLosses", about))
-        done = await self._commit(end)
-        return self._stop(done.status, end)
+        return await self.to_failure(RunFailure("lost", "TooManyLosses", about))
 
     def _failed(self, failure: RunFailure) -> TurnEnd:
         claim = self.claim
@@ -275,6 +333,18 @@ class _Drive:
             len(keys),
         )
         self._tell("replies_discarded", end.agent, {"keys": keys})
+
+    def _tell_parked(self, requests: tuple[ApprovalRequest, ...]) -> None:
+        calls = [
+            {
+                "call_id": each.call_id,
+                "tool": each.tool,
+                "agent": each.agent,
+                "arguments": each.arguments,
+            }
+            for each in requests
+        ]
+        self._tell("run_parked", self.claim.agent, {"calls": calls})
 
     def _tell(self, kind: str, agent: str, data: Any) -> None:
         if self._publish is not None:

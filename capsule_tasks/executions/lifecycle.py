@@ -60,7 +60,8 @@ class Lifecycle(ClaimAxis):
     stop_signum: int | None = None
     """The signal that the execution was requested to be ended with; for a cancel, which sends none,
     the one that Celery reports: SIGTERM."""
-    _is_worker_stopping: bool = False
+    is_worker_stopping: bool = False
+    """The worker itself asked for the end: the message is requeued."""
     _is_over_limit: bool = False
     _is_end_stored: bool = False
     _suspected: End | None = None
@@ -247,7 +248,7 @@ class Lifecycle(ClaimAxis):
         if self.run is states.OVER:
             return
         self.stop_signum = signum  # a second request, stronger, may follow
-        self._is_worker_stopping = self._is_worker_stopping or is_worker_stopping
+        self.is_worker_stopping = self.is_worker_stopping or is_worker_stopping
         if not self.is_with_child:
             self._finish(End(EndKind.STOPPED, signum=signum))
         elif self.origin.is_async:
@@ -342,7 +343,7 @@ class Lifecycle(ClaimAxis):
         if self.claim is states.CLOSED:
             self._report_end(frees_slot=True)
             return
-        event = ends.last_event(end, self.origin, is_worker_stopping=self._is_worker_stopping)
+        event = ends.last_event(end, self.origin, is_worker_stopping=self.is_worker_stopping)
         if was_unseen and isinstance(event, AttemptEnded):
             self._close(frees_slot=True)
             return

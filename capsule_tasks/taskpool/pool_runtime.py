@@ -218,10 +218,19 @@ class PoolRuntime:
             group=group,
             index=index,
             acks_late=bool(sender.acks_late),
+            claims_with_output=getattr(sender, "capsule_claims_with_output", False),
         )
+        why = "expired" if expired else "revoked"
+        if origin.claims_with_output:
+            self._thread.post(self.cancel_run, request.id, f"its task, which was {why}")
         call = TaskCall(name=sender.name, task_id=request.id, request={}, body=b"")
         execution = Execution(call, Lifecycle(origin))
-        self._thread.post(self.supervisor.discard, execution, "expired" if expired else "revoked")
+        self._thread.post(self.supervisor.discard, execution, why)
+
+    def cancel_run(self, run_id: str, by: str) -> None:
+        """On the loop: cancel a durable run whose task has ended without it."""
+        if self.run_keeper is not None:
+            self.run_keeper.cancel(run_id, by)
 
     # --- output --------------------------------------------------------------------------------
 

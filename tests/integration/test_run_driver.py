@@ -152,7 +152,8 @@ async def test_a_run_is_driven_to_its_end(store: RunStore) -> None:
     stop = await driver.drive("r", engine, publish=events.append)
     assert stop == RunStop("r", "completed", result=b'["reply 1"]')
     assert engine.effects == ["a", "b"]
-    assert [event.data["status"] for event in events] == ["running", "completed"]
+    assert [event.kind for event in events] == ["run_resumed", "turn", "turn"]
+    assert [event.data["status"] for event in events[1:]] == ["running", "completed"]
     record = await store.read("r")
     assert (record.status, record.turn, record.result) == ("completed", 2, b'["reply 1"]')
     assert [item["turn"] for item in await items_of(store)] == [0, 1]
@@ -241,7 +242,12 @@ async def test_a_cancelled_drive_hands_the_run_back(store: RunStore) -> None:
     engine = ScriptedEngine([["model"], ["sleep"]])
     driver = await started(store, engine)
     is_second = asyncio.Event()
-    drive = asyncio.create_task(driver.drive("r", engine, publish=lambda _: is_second.set()))
+
+    def publish(event: RunEvent) -> None:
+        if event.kind == "turn":
+            is_second.set()
+
+    drive = asyncio.create_task(driver.drive("r", engine, publish=publish))
     await is_second.wait()
     drive.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -385,8 +391,8 @@ async def test_a_reply_that_nobody_asks_for_is_discarded_and_reported(store: Run
     events: list[RunEvent] = []
     stop = await driver.drive("r", engine, publish=events.append)
     assert stop.result == b'["reply 0"]'
-    assert (events[0].kind, events[0].agent) == ("replies_discarded", "a")
-    assert events[0].data == {"keys": [":another question:0"]}
+    assert (events[1].kind, events[1].agent) == ("replies_discarded", "a")
+    assert events[1].data == {"keys": [":another question:0"]}
 
 
 async def test_calls_side_by_side_are_settled_without_asking_twice(store: RunStore) -> None:

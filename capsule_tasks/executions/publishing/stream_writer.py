@@ -98,6 +98,8 @@ class StreamWriter:
         self._start: Accepted | None = None
         """That the code runs, until the event is sent."""
         self._has_published = False
+        self._awaits_run = origin.claims_with_output
+        """Output is kept until an event says that this attempt has its run."""
         self._is_started = False
         self._is_due = False
         """Events that watchers need not see at once are sent now, too."""
@@ -132,7 +134,8 @@ class StreamWriter:
             self._filled().add_output(output)
         else:
             self._filled().add(output)
-        if self._is_started:
+            self._awaits_run = False
+        if self._is_started and not self._awaits_run:
             self._is_due = True
         self._on_new_event()
         return self.publisher.budget.has_room(self, output)

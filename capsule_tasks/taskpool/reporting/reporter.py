@@ -99,6 +99,10 @@ class TaskReporter(Reporter):
         self._bridge.put(self._pool.on_over, self)
 
     def ended(self, end: End, *, frees_slot: bool) -> None:
+        life = self.execution.life
+        is_cancelled = end.kind is EndKind.STOPPED and not life.is_worker_stopping
+        if is_cancelled and life.origin.claims_with_output:
+            self._pool.cancel_run(life.origin.execution_id)
         self._bridge.put(self._report_end, end, frees_slot)
 
     def task_frames(self, stack: str) -> str:
@@ -235,6 +239,7 @@ def origin_of(call: TaskCall, headers: Any, request: Any, options: Any) -> Origi
         is_redelivered=bool(delivery_info and delivery_info.get("redelivered")),
         acks_late=acks_late,
         ack_waits_for_claim=isinstance(request, PoolRequest) and not acks_late,
+        claims_with_output=getattr(task, "capsule_claims_with_output", False),
         redelivers_when_lost=redelivers_when_lost,
         continues_after_loss=continues_after_loss,
         redelivers_over_limit=acks_late and not task.acks_on_timeout,

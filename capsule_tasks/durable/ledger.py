@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from capsule_tasks.durable.engine import ModelCall, RunFailure, ToolCall, ToolOutcome
+from capsule_tasks.durable.engine import FailureKind, ModelCall, RunFailure, ToolCall, ToolOutcome
 from capsule_tasks.durable.settling import request_to_settle, settlement
 from capsule_tasks.errors import CallerError, CapsuleError
 from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall
@@ -88,7 +88,7 @@ class TurnLedger:
         try:
             cancelled_by = await self._store.journal(self._claim, key, reply)
         except CapsuleError as error:
-            raise self._stopped(error) from error
+            raise self._stopped(error, "model") from error
         self._journal[key] = reply
         self.cancelled_by = self.cancelled_by or cancelled_by
         self._check()
@@ -99,7 +99,7 @@ class TurnLedger:
         try:
             starts = await self._store.start_calls(self._claim, [planned])
         except CapsuleError as error:
-            raise self._stopped(error) from error
+            raise self._stopped(error, "tool") from error
         self.cancelled_by = self.cancelled_by or starts.cancelled_by
         (start,) = starts.calls
         if start.state == "finished":
@@ -138,7 +138,7 @@ class TurnLedger:
         try:
             await self._store.finish_calls(self._claim, {call.key: output})
         except CapsuleError as error:
-            raise self._stopped(error) from error
+            raise self._stopped(error, "tool") from error
         return ToolOutcome(output)
 
     def _key_of_next_reply(self, question: str) -> str:
@@ -155,10 +155,10 @@ class TurnLedger:
         if self.is_stopped:
             raise TurnStopped("the turn was stopped before")
 
-    def _stopped(self, error: CapsuleError) -> TurnStopped:
+    def _stopped(self, error: CapsuleError, about: FailureKind) -> TurnStopped:
         """Stop the turn. What the run itself does wrong, as an output too large, fails the run."""
         if isinstance(error, CallerError):
-            self.failure = self.failure or RunFailure("tool", type(error).__name__, str(error))
+            self.failure = self.failure or RunFailure(about, type(error).__name__, str(error))
         else:
             self.error = self.error or error
         return TurnStopped(str(error))

@@ -121,6 +121,11 @@ class ResponsesServer:
             self._releases += 1
             self._changed.notify_all()
 
+    def add(self, *answers: Any) -> None:
+        """Add answers to those that are left."""
+        with self._changed:
+            self._answers.extend(_answer(each) for each in answers)
+
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Wait for a change of the server's counts; an async test calls this in a thread."""
         with self._changed:

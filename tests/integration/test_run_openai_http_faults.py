@@ -12,6 +12,7 @@ from agents import Agent, ModelSettings
 from pydantic import BaseModel
 
 from capsule_tasks.durable import RunDriver, RunFailure, RunStop
+from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage import RunStore
 from capsule_tasks.testing import PrivateServer
 from tests.agents_script import calls, says
@@ -105,6 +106,19 @@ async def test_an_answer_in_one_piece_that_breaks_is_asked_for_again(
         await runs.start()
         assert (await runs.drive()).result == b'"done"'
     assert ("function_call_output", "c1", "hello") in brief(await runs.items())
+
+
+async def test_a_reply_too_large_for_the_journal_fails_the_run(
+    store: RunStore, clients: Clients, valkey_url: str
+) -> None:
+    settings = RunSettings(prefix=store.core.settings.prefix, max_journal_bytes=10_000)
+    async with RunStore(valkey_url, settings=settings) as small:
+        with ResponsesServer(says("wide " * 2_000)) as server:
+            runs = Runs(small, clients.engine(server))
+            await runs.start()
+            failure = await failure_of(runs)
+    assert failure.kind == "model"
+    assert "10000" in failure.message
 
 
 # --- refusals ------------------------------------------------------------------------------------

@@ -338,9 +338,9 @@ class TaskPool(prefork.TaskPool):
             self._thread.post(feed, execution, Lifecycle.on_stop_requested, *request)
 
     def cancel_run(self, run_id: str) -> None:
-        """Cancel the durable run whose task was cancelled; on the loop."""
+        """Cancel the durable run whose task has ended without it; on the loop."""
         if self._runtime is not None:
-            self._runtime.cancel_run(run_id, "a cancel of its task")
+            self._runtime.cancel_run(run_id, "the end of its task")
 
     def stop_session_call(self, task: SessionCallReporter, *, is_worker_stopping: bool) -> None:
         """Cancel the call that a task waits for, or leave it to another worker; any thread."""

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from billiard.exceptions import TimeLimitExceeded
 from celery import group
+from celery.result import AsyncResult
 
 from capsule_tasks import Capsule
 from capsule_tasks.client.runs.handle import RunHandle
+from capsule_tasks.client.runs.messages import RUN_TASK
 from capsule_tasks.durable import INPUT_SCHEMA
 from capsule_tasks.errors import RunFailed
+from capsule_tasks.protocol.events import AttemptClaimed
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.test_runs import AGENT, APP, attempts, effects, events_of, parked
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
@@ -59,6 +63,53 @@ def test_a_run_whose_worker_is_killed_goes_on_in_another(worker: Worker, tmp_pat
         assert outcome(run) == "done"
         assert attempts(events_of(run)) == ["claimed", "lost", "claimed", "succeeded"]
         assert effects(other, run) == [b"look"]
+
+
+def test_a_parked_run_resumes_in_another_worker_than_the_first(
+    worker: Worker, tmp_path: Path
+) -> None:
+    run = parked(Capsule(worker.app).runs.start(AGENT, "tool look | ask go; say done"))
+    worker.stop()
+    with a_member_of(worker, tmp_path) as other:
+        run.approve("go")
+        assert outcome(run) == "done"
+        messages = events_of(run)
+        assert attempts(messages) == ["claimed", "parked", "claimed", "succeeded"]
+        owners = [each.worker for each in messages if isinstance(each, AttemptClaimed)]
+        assert owners == [worker.name, other.name]
+
+
+def test_a_run_that_is_cancelled_before_any_worker_has_it_is_ended_by_one(worker: Worker) -> None:
+    """A worker ends its task, as no other process can tell Celery."""
+    worker.stop()
+    runs = Capsule(worker.app).runs
+    run = runs.start(AGENT, "say done")
+    assert run.cancel(by="ann") == "cancelled"
+    worker.start()
+    assert attempts(events_of(run)) == ["claimed", "cancelled"]
+    eventually(lambda: AsyncResult(run.id, app=worker.app).state == "REVOKED", "REVOKED")
+
+
+def test_a_hard_time_limit_ends_the_run_too(worker: Worker) -> None:
+    run = Capsule(worker.app).runs.start(AGENT, "say hello | sleep 3600", time_limit=1)
+    with pytest.raises(TimeLimitExceeded):
+        outcome(run)
+    eventually(lambda: run.state().status == "cancelled", "the end of the run")
+    assert attempts(events_of(run)) == ["claimed", "failed"]
+
+
+def test_a_revoked_run_is_cancelled_when_its_message_comes(worker: Worker) -> None:
+    run = parked(Capsule(worker.app).runs.start(AGENT, "ask go; say done"))
+    worker.tell("revoke", run.id)
+    run.approve("go")
+    assert attempts(events_of(run)) == ["claimed", "parked", "claimed", "cancelled"]
+    eventually(lambda: run.state().status == "cancelled", "the end of the run")
+
+
+def test_a_run_without_a_usable_input_fails_its_task(worker: Worker) -> None:
+    result = worker.app.signature(RUN_TASK, ([],), {"agent": AGENT}).apply_async()
+    with pytest.raises(Exception, match="a text or a list of items, not empty"):
+        result.get(timeout=HANG_S)
 
 
 def test_a_tool_that_blocks_for_longer_than_the_lease_loses_no_run(worker: Worker) -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 
-from capsule_tasks.errors import InvalidId, TaskNotCarried, TooManyLosses
+from capsule_tasks.errors import InvalidId, RunFailed, TaskNotCarried, TooManyLosses
 from capsule_tasks.executions.calls import CodeCall
-from capsule_tasks.executions.ends import End, EndKind
+from capsule_tasks.executions.ends import End, EndKind, last_event
 from capsule_tasks.executions.execution import UNREPORTED, Execution, Reporter
 from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.origin import Origin
+from capsule_tasks.protocol.events import Ended
 from capsule_tasks.protocol.messages import TaskCall, TaskResult
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.taskpool.hub import Bridge
@@ -99,11 +100,18 @@ class TaskReporter(Reporter):
         self._bridge.put(self._pool.on_over, self)
 
     def ended(self, end: End, *, frees_slot: bool) -> None:
-        life = self.execution.life
-        is_cancelled = end.kind is EndKind.STOPPED and not life.is_worker_stopping
-        if is_cancelled and life.origin.claims_with_output:
-            self._pool.cancel_run(life.origin.execution_id)
+        if self._origin.claims_with_output and self._leaves_run(end):
+            self._pool.cancel_run(self._origin.execution_id)
         self._bridge.put(self._report_end, end, frees_slot)
+
+    def _leaves_run(self, end: End) -> bool:
+        """Whether the task ends for good, and not because its durable run has ended."""
+        failure = end.traced.failure if end.traced is not None else None
+        if end.kind is EndKind.TRACED and (failure is None or failure.name == RunFailed.__name__):
+            return False
+        is_worker_stopping = self.execution.life.is_worker_stopping
+        event = last_event(end, self._origin, is_worker_stopping=is_worker_stopping)
+        return isinstance(event, Ended)
 
     def task_frames(self, stack: str) -> str:
         return only_task_frames(stack)

@@ -15,13 +15,21 @@ from capsule_tasks.executions.lifecycle import Lifecycle
 from capsule_tasks.executions.publishing.stream_writer import StreamWriter
 from capsule_tasks.executions.states import Claim
 from capsule_tasks.protocol.events import (
+    RUN_ELSEWHERE,
     Accepted,
     AttemptClaimed,
     AttemptEnded,
     Ended,
     decode_event,
 )
-from capsule_tasks.protocol.messages import Error, ErrorKind, Output
+from capsule_tasks.protocol.messages import (
+    Error,
+    ErrorKind,
+    Failure,
+    Output,
+    RunEvent,
+    TaskResult,
+)
 from capsule_tasks.storage.executions.store import UNCLAIMED
 from capsule_tasks.storage.scripts import Call, Code
 from tests.streaming import Ground, eventually, new_execution, reporter_of
@@ -284,3 +292,56 @@ async def test_a_task_that_its_worker_lets_go_of_ends_its_attempt_only(
     ground.supervisor.finished(execution, lost, -15)
     call = link.answer(Code.DONE, b"7", b"3")
     assert isinstance(events_of(call)[-1], AttemptEnded)
+
+
+# --- durable runs ------------------------------------------------------------------------------
+
+RUN = {"is_async": True, "claims_with_output": True, "acks_late": True}
+
+
+def said(kind: str) -> RunEvent:
+    return RunEvent(execution_id="e", kind=kind, json=b"null")
+
+
+async def test_a_run_is_claimed_with_its_first_event_and_not_with_output(
+    ground: Ground, link: Link
+) -> None:
+    """A library that prints, or a line of the log, does not say that this attempt has the run."""
+    execution = started(ground, **RUN)
+    assert ground.supervisor.on_message(execution, output("a warning"))
+    ground.publisher.claimer._on_doorbell(b"e")
+    ground.publisher.claimer._on_doorbell(None)
+    assert link.sent() == link.held == []
+
+    ground.supervisor.on_message(execution, said("run_claimed"))
+    assert (link.sent(), link.held) == ([CLAIM_OF], ["e"])
+    call = link.answer(Code.DONE, b"7", b"3")
+    kinds = [type(event).__name__ for event in events_of(call)]
+    assert kinds == ["AttemptClaimed", "Accepted", "Output", "RunEvent"]
+    assert ground.publisher.writers["e"] is execution.stream
+
+
+async def test_a_run_that_another_worker_has_leaves_nothing_behind(
+    ground: Ground, link: Link
+) -> None:
+    execution = started(ground, **RUN)
+    ground.supervisor.on_message(execution, output("the run is left to others"))
+    ignored = Failure(module="celery.exceptions", name="Ignore", message=RUN_ELSEWHERE)
+    ground.supervisor.finished(execution, TaskResult(execution_id="e", failure=ignored), None)
+    assert link.sent() == link.held == []
+    assert reporter_of(execution).heard == ["accepted", "ended"]
+    assert "e" not in ground.publisher.writers
+
+
+async def test_a_second_delivery_takes_no_commands_of_the_first(ground: Ground, link: Link) -> None:
+    """Both are in one worker; the first one drives the run."""
+    first = started(ground, **RUN)
+    ground.supervisor.on_message(first, said("run_claimed"))
+    link.answer(Code.DONE, b"7", b"3")
+    second = started(ground, is_redelivered=True, **RUN)
+    assert ground.publisher.writers["e"] is first.stream
+    ignored = Failure(module="celery.exceptions", name="Ignore", message=RUN_ELSEWHERE)
+    ground.supervisor.finished(second, TaskResult(execution_id="e", failure=ignored), None)
+    assert ground.publisher.writers["e"] is first.stream
+    ground.supervisor.on_message(first, said("turn"))
+    assert link.sent() == [APPEND_OF]

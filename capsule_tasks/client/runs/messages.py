@@ -68,7 +68,11 @@ def signature_of(app: Any, run_id: str, message: bytes) -> Signature:
 
 def send(app: Any, run_id: str, message: bytes) -> None:
     """Publish the message of a run under its id. Blocks; errors are those of the broker."""
-    signature_of(app, run_id, message).apply_async(add_to_parent=False)
+    result = signature_of(app, run_id, message).apply_async(add_to_parent=False)
+    if result.backend is not None:
+        # Celery has subscribed to the result, on a thread that may end at any time. Whoever waits
+        # for it subscribes again.
+        result.backend.remove_pending_result(result)
 
 
 async def send_and_note(

@@ -1,0 +1,77 @@
+"""The programs in `examples/`, with a real worker and the stand-in for a model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from capsule_tasks.testing import PrivateServer
+from tests.acceptance.workers import HANG_S, ROOT, eventually
+
+EXAMPLES = ROOT / "examples"
+Program = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Runs a program beside a worker of `support.py`; the text that it prints."""
+    directory = tmp_path_factory.mktemp("examples")
+    with PrivateServer(directory / "redis") as server:
+        yield from beside_a_worker(server.url, directory / "worker.log")
+
+
+def beside_a_worker(redis_url: str, log_file: Path) -> Iterator[Program]:
+    environment = {**os.environ, "REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
+    environment.pop("OPENAI_API_KEY", None)
+    command = [sys.executable, "-m", "celery", "-A", "support", "worker", "-c", "1"]
+    with log_file.open("wb") as log:
+        worker = subprocess.Popen(
+            [*command, "-l", "INFO", "--without-mingle", "--without-gossip"],
+            cwd=EXAMPLES,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    eventually(lambda: " ready." in log_file.read_text(), "a worker that is ready")
+
+    def run(*words: str, answers: str = "") -> str:
+        ended = subprocess.run(
+            [sys.executable, *words],
+            cwd=EXAMPLES,
+            env=environment,
+            input=answers,
+            capture_output=True,
+            text=True,
+            timeout=2 * HANG_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr + log_file.read_text()
+        return ended.stdout
+
+    yield run
+    worker.terminate()
+    worker.wait(HANG_S)
+
+
+def test_a_support_agent_refunds_what_a_person_approves(program: Program) -> None:
+    printed = program("support.py", "Refund order 42.")
+    assert printed.splitlines()[0] == "Order 42: 42 euros refunded"
+    assert printed.splitlines()[1].startswith("3 requests, ")
+    printed = program("support.py", "Refund order 72.", answers="y\n")
+    question = 'Support calls bare:refund {"order":72,"euros":72}. Approve it? [y/n] '
+    assert printed.startswith(f"{question}Order 72: 72 euros refunded\n")
+    printed = program("support.py", "Refund order 73.", answers="n\n")
+    assert "Order 73: A person has refused this refund.\n" in printed
+
+
+def test_a_hundred_runs_end_though_some_wait_for_a_person(program: Program) -> None:
+    assert program("batch.py") == "100 runs ended: 90 refunds, 50 decisions\n"
+    listed = program("-m", "celery", "-A", "support", "capsule", "runs", "list", "--limit", "200")
+    assert listed.count(": agent support, completed since ") >= 100

@@ -86,6 +86,8 @@ class PoolRuntime:
         self.host = make_host(app, self.publisher, self.supervisor, self.code.lanes)
         self.session_calls = self.code.session_calls
         self.run_keeper = make_run_keeper(app)
+        if self.run_keeper is not None and self.publisher is not None:
+            self.publisher.reaper.after_lost_attempt = self.run_keeper.after_lost_attempt
         self._reloading = asyncio.Lock()
         self._names = set(app.tasks)
         """Names of the tasks that children know."""

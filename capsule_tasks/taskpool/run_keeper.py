@@ -12,19 +12,19 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.runs.messages import send
+from capsule_tasks.client.runs.messages import RUN_TASK, send
 from capsule_tasks.client.runs.registry import runs_of
 from capsule_tasks.client.runs.stores import run_store
 from capsule_tasks.errors import RunEnded, RunNotFound, StorageError, reason_of
 from capsule_tasks.executions.background import RETRY_DELAY_S, BackgroundTasks
 from capsule_tasks.storage.runs.store import RunStore
-from capsule_tasks.storage.runs.types import RunRecord
+from capsule_tasks.storage.runs.types import ENDED, RunRecord
 
 log = logging.getLogger("capsule_tasks.taskpool")
 
@@ -46,22 +46,22 @@ SendMessage = Callable[[str, bytes], object]
 
 
 def make_run_keeper(app: Any) -> RunKeeper | None:
-    """The keeper of a worker; None where the app has no agents, or no Redis for their runs."""
-    if not runs_of(app).agents:
-        return None
-    if redis_url(app) is None:
+    """The keeper of a worker; None where there is no Redis for runs."""
+    if redis_url(app) is not None:
+        return RunKeeper(run_store(app), partial(send, app), runs_of(app).agents)
+    if runs_of(app).agents:
         log.warning("runs are not kept going: set capsule_redis_url to the Redis they should be in")
-        return None
-    return RunKeeper(run_store(app), partial(send, app))
+    return None
 
 
 class RunKeeper:
     """Started and stopped with the pool; everything but the sending runs on the loop."""
 
-    def __init__(self, store: RunStore, send: SendMessage) -> None:
-        """The keeper closes the store."""
+    def __init__(self, store: RunStore, send: SendMessage, agents: Sized) -> None:
+        """The keeper closes the store. Without `agents` in the worker, it looks after no runs."""
         self._store = store
         self._send = send
+        self._agents = agents
         self._background = BackgroundTasks()
         self._threads = ThreadPoolExecutor(_THREADS, "capsule-runs")
         self._sending: dict[str, asyncio.Future[object]] = {}
@@ -73,7 +73,7 @@ class RunKeeper:
 
     async def start(self) -> None:
         """Look after runs from now on; a Redis or broker that is unavailable is waited for."""
-        if not self._is_started:
+        if self._agents and not self._is_started:
             self._is_started = True
             self._background.spawn(self._run())
 
@@ -97,6 +97,21 @@ class RunKeeper:
             if cancelled.resume:
                 note = partial(self._store.note_sent, run_id, cancelled.updated_us)
                 await self._background.call_until_answered(note)
+
+    async def after_lost_attempt(self, task: str, run_id: str) -> None:
+        """Have the end of a run reported, if its worker died between that end and the report.
+
+        The broker would deliver the message again, but some take an hour for that.
+        """
+        if task != RUN_TASK:
+            return
+        with contextlib.suppress(RunNotFound):
+            record = await self._store.read(run_id, with_snapshot=False)
+            if record.status in ENDED and record.message:
+                log.info("run %s is %s, and its worker did not report that", run_id, record.status)
+                loop = asyncio.get_running_loop()
+                send = partial(self._send, run_id, record.message)
+                await loop.run_in_executor(self._threads, send)
 
     # --- looks ---------------------------------------------------------------------------------
 

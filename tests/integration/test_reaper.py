@@ -193,3 +193,31 @@ async def test_a_lost_execution_is_kept_for_the_retention_of_its_task(valkey_url
     with redis.from_url(valkey_url) as client:
         assert 4000 < client.ttl(ground.store.keys_of(HELD[0]).meta) <= 5000
     await connection.close()
+
+
+async def test_whoever_asks_is_told_of_each_lost_attempt_until_it_could_be_told(
+    ground: Ground,
+) -> None:
+    settings, lease_settings = ground.settings, LeaseSettings(lease_s=60)
+    lease = Lease("w2", ground.connection, settings=lease_settings, prefix=settings.prefix)
+    await lease.acquire()
+    await ground.holdings.register_worker("w2", 0.0)
+    await ground.holdings.hold("w2", lease.core.token, ["late"], ())
+    await claim(
+        ground.store, "late", owner="w2", claim="c", ack="late", task="t", group="", index=-1
+    )
+    await lease.release()
+    told: list[tuple[str, str]] = []
+
+    async def after_lost_attempt(task: str, execution_id: str) -> None:
+        told.append((task, execution_id))
+        if len(told) == 1:
+            raise Died
+
+    reaper = ground.reaper()
+    reaper.after_lost_attempt = after_lost_attempt
+    await reaper.reap("w2")
+    assert await ground.holdings.held_by("w2") == ["late"]
+    await reaper.reap("w2")
+    assert await ground.holdings.held_by("w2") == []
+    assert told == [("t", "late")] * 2

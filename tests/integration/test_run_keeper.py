@@ -69,7 +69,7 @@ async def keeping(
 ) -> AsyncIterator[list[RunKeeper]]:
     """Keepers that run, as in so many workers."""
     runs = RunSettings(prefix=prefix, **settings)  # type: ignore[arg-type]
-    keepers = [RunKeeper(RunStore(url, settings=runs), broker.send) for _ in range(count)]
+    keepers = [RunKeeper(RunStore(url, settings=runs), broker.send, ["a"]) for _ in range(count)]
     for keeper in keepers:
         await keeper.start()
     try:
@@ -320,7 +320,7 @@ async def test_expired_runs_leave_the_index(
         assert client.zcard(index) == 1
         async with asyncio.timeout(LIMIT_S):
             while client.zcard(index):
-                keeper = RunKeeper(RunStore(valkey_url, settings=settings), broker.send)
+                keeper = RunKeeper(RunStore(valkey_url, settings=settings), broker.send, ["a"])
                 await keeper.look()
                 await keeper.stop()
     finally:
@@ -331,12 +331,12 @@ async def test_a_keeper_is_stopped_at_any_moment(
     store: RunStore, valkey_url: str, prefix: str, broker: Broker
 ) -> None:
     settings = RunSettings(prefix=prefix)
-    never_started = RunKeeper(RunStore(valkey_url, settings=settings), broker.send)
+    never_started = RunKeeper(RunStore(valkey_url, settings=settings), broker.send, ["a"])
     await never_started.stop()
     await never_started.start()
     for number in range(20):
         await created(store, f"r{number}", is_sent=False)
-        keeper = RunKeeper(RunStore(valkey_url, settings=settings), broker.send)
+        keeper = RunKeeper(RunStore(valkey_url, settings=settings), broker.send, ["a"])
         await keeper.start()
         await keeper.start()
         for _ in range(number):
@@ -346,3 +346,24 @@ async def test_a_keeper_is_stopped_at_any_moment(
     assert {task.get_name() for task in asyncio.all_tasks()} == {
         asyncio.current_task().get_name()  # type: ignore[union-attr]
     }
+
+
+async def test_the_end_of_a_run_that_no_worker_reported_is_sent_again(
+    store: RunStore, valkey_url: str, prefix: str, broker: Broker
+) -> None:
+    for run_id in ("ended", "running"):
+        await created(store, run_id)
+    ended = await store.claim("ended", "w1")
+    await store.claim("running", "w1")
+    await store.commit(ended, b"", turn=1, status="completed", result=b"1")
+    keeper = RunKeeper(RunStore(valkey_url, settings=RunSettings(prefix=prefix)), broker.send, [])
+    await keeper.after_lost_attempt("capsule.run", "running")
+    await keeper.after_lost_attempt("capsule.run", "of-a-canvas")
+    await keeper.after_lost_attempt("another.task", "ended")
+    assert broker.sent == []
+    await keeper.after_lost_attempt("capsule.run", "ended")
+    assert broker.sent == [("ended", b"to ended")]
+    broker.is_away = True
+    with pytest.raises(ConnectionError):  # the reaper comes again
+        await keeper.after_lost_attempt("capsule.run", "ended")
+    await keeper.stop()

@@ -122,7 +122,7 @@ class Publisher:
         )
         self.index = IndexWriter(self.store, self.lease, self.background, worker)
         self._doorbells = Doorbells(url, timeout_s=min(_DOORBELLS_S, lease.lease_s / 3))
-        reaper = Reaper(
+        self.reaper = Reaper(
             self.store,
             hold_store,
             self.sessions,
@@ -131,7 +131,7 @@ class Publisher:
             self._retention_of,
             self.writers,
         )
-        self.claimer = Claimer(self, self._doorbells, reaper)
+        self.claimer = Claimer(self, self._doorbells, self.reaper)
         self._task_retention = task_retention
         self._of_tasks: dict[str, tuple[ExecutionSettings, bytes]] = {}
         """By name of the task: how long its streams are retained, and their first event."""

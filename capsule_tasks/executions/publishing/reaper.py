@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
 from capsule_tasks.errors import InvalidId
@@ -49,6 +49,9 @@ class Reaper:
     present: Container[str]
     """Executions in this worker. They are left alone while the dead owner has them: after an outage
     of Redis this worker reclaims what it runs, and must not end it meanwhile."""
+    after_lost_attempt: Callable[[str, str], Awaitable[object]] | None = None
+    """Given the task and the id of an execution that goes on with another attempt; may be called
+    again for the same one."""
     _busy: set[str] = field(default_factory=set)
 
     async def reap(self, worker: str) -> None:
@@ -150,6 +153,8 @@ class Reaper:
             record = await self.store.read_record(execution_id)
         if record.state not in ("ended", "waiting"):
             return None
+        if record.state == "waiting" and self.after_lost_attempt is not None:
+            await self.after_lost_attempt(record.task, execution_id)
         if record.outcome == Outcome.LOST:
             failure = failure or failure_of(_LOST)
             if await asyncio.to_thread(self.ended_elsewhere, execution_id) is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from celery import Celery
 
@@ -17,12 +19,34 @@ def app_with(broker: str, *agents: str) -> Celery:
     return app
 
 
-def test_an_app_with_agents_has_a_keeper() -> None:
-    assert isinstance(make_run_keeper(app_with("redis://nowhere", "clerk")), RunKeeper)
+async def has_looked(keeper: RunKeeper | None, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a keeper that is started looks after runs."""
+    assert keeper is not None
+    looks = 0
+
+    async def look(self: RunKeeper) -> float:
+        nonlocal looks
+        looks += 1
+        return 60.0
+
+    monkeypatch.setattr(RunKeeper, "look", look)
+    await keeper.start()
+    await asyncio.sleep(0)
+    await keeper.stop()
+    return looks > 0
 
 
-def test_an_app_without_agents_keeps_no_runs(caplog: pytest.LogCaptureFixture) -> None:
-    assert make_run_keeper(app_with("redis://nowhere")) is None
+async def test_an_app_with_agents_keeps_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = make_run_keeper(app_with("redis://nowhere", "clerk"))
+    assert await has_looked(keeper, monkeypatch)
+
+
+async def test_an_app_without_agents_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not await has_looked(make_run_keeper(app_with("redis://nowhere")), monkeypatch)
+
+
+def test_an_app_without_agents_and_redis_has_no_keeper(caplog: pytest.LogCaptureFixture) -> None:
+    assert make_run_keeper(app_with("memory://")) is None
     assert not caplog.records
 
 

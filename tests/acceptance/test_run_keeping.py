@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from capsule_tasks import Capsule
-from capsule_tasks.client.runs.messages import message_of
+from capsule_tasks.client.runs.messages import RUN_TASK, message_of
 from capsule_tasks.durable import INPUT_SCHEMA, first_snapshot
 from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage import ApprovalRequest, SyncRunStore
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.workers import Worker, close, eventually, producer, unique
 
-APP = "tests.acceptance.others.runs_app"
+APP = "tests.acceptance.others.words_app"
 
 
 @pytest.fixture
@@ -42,8 +41,8 @@ class Elsewhere:
 
     def create(self, run_id: str) -> int:
         """Create a run and send no message, as a producer does that dies in between."""
-        capsule = Capsule(self.app)
-        message = message_of(capsule.runs.s("words", ["work"]).set(queue=self.queue, priority=3))
+        options = {"queue": self.queue, "priority": 3}
+        message = message_of(self.app.signature(RUN_TASK, (), {"agent": "words"}, options=options))
         snapshot = first_snapshot(["work"])
         made = self.store.create(
             run_id, run_id, snapshot, schema=INPUT_SCHEMA, agent="words", message=message

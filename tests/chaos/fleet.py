@@ -52,7 +52,7 @@ class Fleet:
         self.url = self._server.url
         self.admin = redis.Redis.from_url(self.url, client_name=_OWN_NAME)
         for _ in range(self._size):
-            self._hire()
+            self.hire()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,9 +102,14 @@ class Fleet:
         self.kill(self._rng.choice(self.workers))
 
     def kill(self, worker: Worker) -> None:
+        self.lose(worker)
+        self.hire()
+
+    def lose(self, worker: Worker) -> None:
+        """Kill a worker without replacing it."""
         self._hold_still(worker)
         worker.kill()
-        self._replace(worker)
+        self._remove(worker)
 
     def replace_a_worker(self) -> None:
         """As a deployment does: asked to leave, it finishes what it runs."""
@@ -112,7 +117,8 @@ class Fleet:
 
     def replace(self, worker: Worker) -> None:
         worker.stop()
-        self._replace(worker)
+        self._remove(worker)
+        self.hire()
 
     def cut_connections(self) -> None:
         """Cut all connections at once, also those of children and of the caller, in mid-call."""
@@ -201,7 +207,8 @@ class Fleet:
         for worker in self.workers:
             os.kill(worker.pid, signal.SIGCONT)
 
-    def _hire(self) -> None:
+    def hire(self) -> None:
+        """Start one more worker; it is ready then."""
         worker = Worker(
             self.url,
             self._directory,
@@ -216,10 +223,9 @@ class Fleet:
         worker.__enter__()
         self.workers.append(worker)
 
-    def _replace(self, worker: Worker) -> None:
+    def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)
         close(worker.app)
-        self._hire()
 
     def leave(self) -> None:
         """Ask all workers to stop, and wait until they have."""

@@ -15,7 +15,11 @@ from typing import Any, TypeVar
 from celery import signals
 
 from capsule_tasks.child.io.capture import publish_run_event
-from capsule_tasks.client.configuration import retention_settings, run_lease_settings
+from capsule_tasks.client.configuration import (
+    retention_settings,
+    run_lease_settings,
+    setting,
+)
 from capsule_tasks.client.runs.registry import RegisteredAgent
 from capsule_tasks.client.runs.stores import run_store, sync_run_store
 from capsule_tasks.durable import RunDriver, RunEvent, RunFailure, RunStop
@@ -91,6 +95,7 @@ class RunHost:
             lease.incarnation,
             turn_timeout_s=agent.turn_timeout_s,
             hand_back_s=lease.lease_s,
+            loss_limit=setting(self._app, "capsule_loss_limit"),
         )
         # A stop, or a time limit, is raised here, and not somewhere in the engine, where a library
         # may make something else of it.

@@ -83,13 +83,20 @@ class RunTask(Task, celery.Task):
             registered = runs_of(self.app).agent(agent)
             if given is not None:
                 await _create(host, run_id, session, registered, given, context)
-            stop = await _driven(host, run_id, registered, message)
-            return _outcome(run_id, stop.status, stop.result, stop.failure)
+            try:
+                stop = await _driven(host, run_id, registered, message)
+            except RunEnded as ended:
+                state = await host.execution_state(run_id)
+                if state != "running":
+                    return _end_of(ended, state)
+                # The worker that has it reports the end now. Or it has died, and is not known to be
+                # dead: then this is the only message that is left.
+                why = "it has ended, and its end is being reported"
+            else:
+                return _outcome(run_id, stop.status, stop.result, stop.failure)
         except (RunClaimed, RunParked, RunClaimLost) as error:
             log.info("run %s is left to others: %s", run_id, error)
             raise Ignore(RUN_ELSEWHERE) from None
-        except RunEnded as ended:
-            return await _end_of(host, ended)
         except NOT_READABLE as error:
             why = f"it cannot be driven here: {error}"
         except (StorageError, LeaseLost) as error:
@@ -124,13 +131,12 @@ async def _driven(host: RunHost, run_id: str, agent: RegisteredAgent, message: b
         return await host.fail(run_id, agent, failure)
 
 
-async def _end_of(host: RunHost, ended: RunEnded) -> Any:
+def _end_of(ended: RunEnded, state: str) -> Any:
     """The end of a run that had ended before, for a task whose end nobody has reported.
 
     The worker that drove the run died before that, or nobody drove it when it was cancelled.
     """
-    state = await host.execution_state(ended.run_id)
-    if state == "running" or (state == "ended" and ended.status != "cancelled"):
+    if state == "ended" and ended.status != "cancelled":
         raise Ignore(RUN_ELSEWHERE)
     failure = msgspec.json.decode(ended.error, type=RunFailure) if ended.error else None
     return _outcome(ended.run_id, ended.status, ended.result, failure)

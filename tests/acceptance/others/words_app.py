@@ -1,6 +1,7 @@
 """An app with an agent that does what its input says, without any model.
 
-The input is a list of words: `work`, `ask` (wait for an approval), `crash` (end the process).
+The input is a list of words: `work`, `ask` (wait for an approval), `hang` (for ever, the first
+time), `crash` (end the process).
 """
 
 from __future__ import annotations
@@ -8,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery, signals
 
 from capsule_tasks import Capsule
-from capsule_tasks.durable import INPUT_SCHEMA, TurnEnd, TurnWork, input_of
+from capsule_tasks.durable import INPUT_SCHEMA, TurnEnd, TurnWork, first_snapshot, input_of
 from capsule_tasks.storage import ApprovalRequest, Claim
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
 
-app = Celery("tests.acceptance.others.runs_app", broker=REDIS_URL, backend=REDIS_URL)
+app = Celery("tests.acceptance.others.words_app", broker=REDIS_URL, backend=REDIS_URL)
 app.conf.update(
     task_default_queue=os.environ.get("TEST_QUEUE", "celery"),
     broker_transport_options={"visibility_timeout": 5, "unacked_restore_interval": 0.2},
@@ -27,6 +29,8 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     capsule_redis_url=os.environ.get("TEST_RUNS_URL"),
     capsule_lease_s=2.0,
+    capsule_prefix=os.environ.get("TEST_PREFIX"),
+    capsule_loss_limit=int(os.environ.get("TEST_LOSS_LIMIT", "5")),
 )
 app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
 capsule = Capsule(app)
@@ -42,7 +46,7 @@ class WordsEngine:
         self._schema = versions[-1]
 
     def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
-        raise NotImplementedError("runs of this app are started by other processes")
+        return first_snapshot(given, context), INPUT_SCHEMA, "words"
 
     def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
         words, did = _read(claim)
@@ -54,14 +58,17 @@ class WordsEngine:
     async def turn(self, work: TurnWork) -> TurnEnd:
         words, did = _read(work.claim)
         word, rest = words[0], words[1:]
-        if word == "ask" and not work.claim.decisions.exact:
-            return self._end(words, did, status="interrupted", approval_requests=(_request(did),))
         if word == "ask":
-            (decision,) = work.claim.decisions.exact
+            request = _request(did)
+            decided = [one for one in work.claim.decisions.exact if one.call == request.call_id]
+            if not decided:
+                return self._end(words, did, status="interrupted", approval_requests=(request,))
+            (decision,) = decided
             word = f"{'approved' if decision.approved else 'rejected'} by {decision.by}"
         elif word == "crash":
             os._exit(1)
-        elif word == "wait":
+        elif word == "hang" and app.backend.client.setnx(f"hung:{work.claim.run_id}", 1):
+            app.backend.client.rpush(f"mark:{work.claim.run_id}", os.getpid())
             await asyncio.sleep(3600)
         did = [*did, word]
         items: list[Any] = [{"did": word}]
@@ -94,6 +101,15 @@ def _request(did: list[str]) -> ApprovalRequest:
 
 
 capsule.runs.register("words", WordsEngine(int(os.environ.get("TEST_VERSION", "1"))))
+
+
+if "TEST_DIES_BEFORE_RESULT" in os.environ:
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    type(app.backend).mark_as_done = die
 
 
 @signals.worker_ready.connect

@@ -13,6 +13,8 @@ and take turns.
 - *sdk_added_ms_per_turn*: milliseconds that a turn takes longer than theirs.
 - *snapshot_bytes*: what is stored of the SDK's state after so many turns.
 - *sdk_store_calls_per_turn*: calls of the store that the driver makes in a turn.
+- *resume_ms*: through a worker, from the approval of a call to the result of the run.
+- *runs_in_flight_per_GB*: by what a worker's processes hold for runs that wait for their models.
 """
 
 from __future__ import annotations
@@ -20,33 +22,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agents import Agent, Model, Runner, function_tool, set_tracing_disabled
+from agents import Agent, Runner, set_tracing_disabled
 from agents.extensions.memory import RedisSession
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseCreatedEvent,
-    ResponseFunctionToolCall,
-    ResponseOutputItemDoneEvent,
-    ResponseOutputMessage,
-    ResponseOutputText,
-)
 from redis.asyncio import Redis
 
+from capsule_tasks import Capsule
 from capsule_tasks.durable import RunDriver, TurnEnd, TurnWork
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.storage import RunStore
 from capsule_tasks.testing.servers import PrivateServer
-from tests.benchmarks._measure import Bar, cpu_s, percentile, report, use_plain_interpreters
+from tests.benchmarks._measure import (
+    Bar,
+    cpu_s,
+    p50_ms,
+    p99_ms,
+    percentile,
+    report,
+    timed,
+    use_plain_interpreters,
+)
+from tests.benchmarks._worker import WAIT_S, Kind, producer, tree, worker
+from tests.benchmarks.app.scripted_agents import agent
 
 BARS = (
     Bar("sdk_turns_over_peer", ">=", 0.45),
@@ -55,76 +59,22 @@ BARS = (
 _ROUNDS = {5: 60, 10: 60, 20: 30, 80: 8}
 """Rounds, each of one run of both sides, by the turns of a run."""
 _BAR_TURNS = 10
-_OUTPUT_BYTES = 1024
 _LEASE = "bench"
+_RESUMED = 60
+_IN_FLIGHT = (50, 300)
 
 Figures = dict[str, float]
 Run = Callable[[str, int], Awaitable[object]]
 
 
-# --- the agent -----------------------------------------------------------------------------------
-
-
-class CallingModel(Model):
-    """Calls the tool until its input has as many outputs as the run's first message asks for."""
-
-    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("the runs are streamed")
-
-    async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        items = kwargs["input"] if "input" in kwargs else args[1]
-        made = sum(item.get("type") == "function_call_output" for item in items)
-        output = _answer(made) if made >= int(items[0]["content"]) else _call(made)
-        response = Response(
-            id=f"resp_{made}",
-            created_at=0,
-            model="scripted",
-            object="response",
-            output=[output],
-            parallel_tool_calls=False,
-            tool_choice="auto",
-            tools=[],
-        )
-        yield ResponseCreatedEvent(response=response, sequence_number=0, type="response.created")
-        yield ResponseOutputItemDoneEvent(
-            item=output, output_index=0, sequence_number=1, type="response.output_item.done"
-        )
-        yield ResponseCompletedEvent(
-            response=response, sequence_number=2, type="response.completed"
-        )
-
-
-def _call(number: int) -> ResponseFunctionToolCall:
-    return ResponseFunctionToolCall(
-        id=f"fc_{number}",
-        call_id=f"call_{number}",
-        name="look_up",
-        arguments=json.dumps({"order": number}),
-        type="function_call",
-    )
-
-
-def _answer(number: int) -> ResponseOutputMessage:
-    text = ResponseOutputText(text=f"{number} orders", type="output_text", annotations=[])
-    return ResponseOutputMessage(
-        id="msg_1", content=[text], role="assistant", status="completed", type="message"
-    )
-
-
-def _agent() -> Agent[Any]:
-    @function_tool
-    async def look_up(order: int) -> str:
-        """Look an order up."""
-        return f"{order:04}".ljust(_OUTPUT_BYTES, "x")
-
-    return Agent(name="support", model=CallingModel(), tools=[look_up])
+# --- both sides ----------------------------------------------------------------------------------
 
 
 class MeasuredEngine(OpenAIEngine):
     """The engine, which notes how large the snapshots are."""
 
-    def __init__(self, agent: Agent[Any]) -> None:
-        super().__init__(agent, max_turns=None)
+    def __init__(self, measured: Agent[Any]) -> None:
+        super().__init__(measured, max_turns=None)
         self.snapshot_bytes: dict[int, int] = {}
 
     async def turn(self, work: TurnWork) -> TurnEnd:
@@ -133,15 +83,12 @@ class MeasuredEngine(OpenAIEngine):
         return end
 
 
-# --- both sides ----------------------------------------------------------------------------------
-
-
 def _durable_run(store: RunStore, engine: OpenAIEngine) -> Run:
     driver = RunDriver(store, _LEASE)
 
     async def run(name: str, turns: int) -> None:
-        snapshot, schema, agent = engine.first(str(turns))
-        await store.create(name, name, snapshot, schema=schema, agent=agent)
+        snapshot, schema, of_agent = engine.first(str(turns))
+        await store.create(name, name, snapshot, schema=schema, agent=of_agent)
         stop = await driver.drive(name, engine, publish=lambda _: None)
         assert stop.result == f'"{turns} orders"'.encode(), stop
 
@@ -149,11 +96,11 @@ def _durable_run(store: RunStore, engine: OpenAIEngine) -> Run:
 
 
 def _sdk_run(client: Redis) -> Run:
-    agent = _agent()
+    support = agent()
 
     async def run(name: str, turns: int) -> None:
         session = RedisSession(name, redis_client=client)
-        result = Runner.run_streamed(agent, str(turns), session=session, max_turns=None)
+        result = Runner.run_streamed(support, str(turns), session=session, max_turns=None)
         async for _ in result.stream_events():
             pass
         assert result.final_output == f"{turns} orders", result.final_output
@@ -161,13 +108,17 @@ def _sdk_run(client: Redis) -> Run:
     return run
 
 
-# --- what is measured ----------------------------------------------------------------------------
+def measure(url: str) -> Figures:
+    return asyncio.run(_turns(url)) | _resume(url) | _in_flight(url)
 
 
-async def measure(url: str) -> Figures:
+# --- turns, beside the SDK alone -----------------------------------------------------------------
+
+
+async def _turns(url: str) -> Figures:
     set_tracing_disabled(True)
     client = Redis.from_url(url)
-    engine = MeasuredEngine(_agent())
+    engine = MeasuredEngine(agent())
     async with RunStore(url) as store, store.lease(_LEASE).keep():
         ours, theirs = _durable_run(store, engine), _sdk_run(client)
         server = (await client.info("server"))["process_id"]
@@ -239,11 +190,64 @@ async def _calls_per_turn(client: Redis, run: Run) -> float:
 
 
 async def _calls_of(client: Redis, run: Run, turns: int) -> int:
-    """As the server counts them. Every call of ours is a script."""
-    before = await client.info("commandstats")
-    await run(f"counted-{turns}", turns)
-    after = await client.info("commandstats")
-    return int(after["cmdstat_evalsha"]["calls"] - before["cmdstat_evalsha"]["calls"])
+    """As the server counts them: every call of ours is a script. Some runs see the lease renewed;
+    the least of several does not.
+    """
+    counts: list[int] = []
+    for number in range(3):
+        before = await client.info("commandstats")
+        await run(f"counted-{turns}-{number}", turns)
+        after = await client.info("commandstats")
+        counts.append(after["cmdstat_evalsha"]["calls"] - before["cmdstat_evalsha"]["calls"])
+    return min(counts)
+
+
+# --- through a worker ----------------------------------------------------------------------------
+
+
+def _resume(url: str) -> Figures:
+    """From `approve` to the result: a message, a claim, the state, the call, and a last turn."""
+    resumed: list[float] = []
+    with worker(url, Kind(app="runs_app"), concurrency=1):
+        app = producer(url)
+        runs = Capsule(app).runs
+        for _ in range(_RESUMED):
+            run = runs.start("approved", "1")
+            while run.state().status != "interrupted":
+                time.sleep(0.01)
+            with timed(resumed):
+                run.approve("call_0")
+                assert run.result(WAIT_S) == "1 orders"
+        app.close()
+    return {"resume_ms": p50_ms(resumed), "resume_p99_ms": p99_ms(resumed)}
+
+
+def _in_flight(url: str) -> Figures:
+    """Memory of a worker's processes for each run that waits for its model after ten turns."""
+    few, many = _IN_FLIGHT
+    with worker(url, Kind(app="runs_app"), concurrency=1) as pid:
+        app = producer(url)
+        runs = Capsule(app).runs
+        before, used = 0, list[int]()
+        for count in _IN_FLIGHT:
+            for _ in range(count - before):
+                runs.start("waiting", str(_BAR_TURNS))
+            _until_waiting(app.backend.client, count)
+            used.append(sum(process.memory_full_info().pss for process in tree(pid)))
+            before = count
+        app.close()
+        for process in tree(pid):  # stopped warmly, it would wait for the runs
+            process.kill()
+    pss = (used[1] - used[0]) / (many - few)
+    return {"run_in_flight_pss_kib": pss / 1024, "runs_in_flight_per_GB": 1e9 / pss}
+
+
+def _until_waiting(client: Any, count: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while int(client.get("waiting") or 0) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{client.get('waiting')} of {count} runs wait after {WAIT_S} s")
+        time.sleep(0.05)
 
 
 def main() -> None:
@@ -252,7 +256,7 @@ def main() -> None:
     as_json: bool = parser.parse_args().json
     use_plain_interpreters()
     with TemporaryDirectory() as folder, PrivateServer(Path(folder)) as server:
-        figures = asyncio.run(measure(server.url))
+        figures = measure(server.url)
     report(figures, BARS, as_json=as_json)
 
 

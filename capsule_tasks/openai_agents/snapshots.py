@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import agents._run_state_agent_identity as identity
@@ -72,6 +73,7 @@ def agents_described_once() -> Iterator[None]:
         _signatures.reset(token)
 
 
+@wraps(_signature)
 def _signature_once(agent: Any) -> str:
     known = _signatures.get()
     if known is None:
@@ -81,6 +83,7 @@ def _signature_once(agent: Any) -> str:
     return known[id(agent)][1]
 
 
+@wraps(_rebased)
 def _rebased_if_any(given: Any, items: Sequence[Any], references: Sequence[Any]) -> list[Any]:
     """References to items of nested histories; without any, no item is digested to find them."""
     found: list[Any] = _rebased(given, items, references) if references else []

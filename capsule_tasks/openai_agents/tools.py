@@ -223,6 +223,7 @@ _apply_patch = ApplyPatchAction.execute
 _act = ComputerAction._execute_action_and_capture
 
 
+@wraps(_apply_patch.__func__)  # type: ignore[attr-defined]
 async def _apply_patch_of_a_known_call(cls: Any, /, *, agent: Any, call: Any, **others: Any) -> Any:
     token = _patch_call.set(_PatchCall(call, agent))
     try:
@@ -231,6 +232,7 @@ async def _apply_patch_of_a_known_call(cls: Any, /, *, agent: Any, call: Any, **
         _patch_call.reset(token)
 
 
+@wraps(_act.__func__)  # type: ignore[attr-defined]
 async def _act_through_ledger(cls: Any, computer: Any, tool_call: Any, /) -> Any:
     act = _act.__func__  # type: ignore[attr-defined]
     turn = current_turn()

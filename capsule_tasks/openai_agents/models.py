@@ -29,6 +29,8 @@ class JournaledModel(Model):
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":  # asked for by `copy`, of a model half made
+            raise AttributeError(name)
         return getattr(self.inner, name)
 
     async def _cleanup_on_run_end(self, owner: object) -> None:

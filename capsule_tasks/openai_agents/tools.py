@@ -202,6 +202,8 @@ class _Editor:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":  # asked for by `copy`, of an editor half made
+            raise AttributeError(name)
         method = getattr(self._inner, name)
         if name not in _OPERATIONS:
             return method

@@ -33,6 +33,13 @@ class JournaledModel(Model):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
+    def __eq__(self, other: object) -> bool:
+        """Agents that share a model are as equal as they were."""
+        return isinstance(other, JournaledModel) and self.inner == other.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
     async def _cleanup_on_run_end(self, owner: object) -> None:
         await self.inner._cleanup_on_run_end(owner)
 

@@ -37,3 +37,12 @@ def test_a_prepared_agent_can_be_copied_deeply() -> None:
     assert twin.model.asked == []
     assert twin.model is not agent.model
     assert twin.tools[1].editor.deleted == []
+
+
+def test_agents_that_share_a_model_are_as_equal_as_they_were() -> None:
+    model = ScriptedModel()
+    one, same, other = (Agent(name="a", model=each) for each in (model, model, ScriptedModel()))
+    for agent in (one, same, other):
+        prepare(agent)
+    assert one.model == same.model
+    assert len({one.model, same.model, other.model}) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -90,7 +91,7 @@ async def recorded(
         with within(turn, call.call_id):
             try:
                 made.append(await make())
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 turn.causes.of_tools.append(error)
                 raise
         return outputs.encoded(made[0])

@@ -28,6 +28,7 @@ from agents import (
     UserError,
 )
 from agents.items import HandoffOutputItem
+from agents.lifecycle import RunHooksBase
 from agents.models.multi_provider import MultiProvider
 from agents.run_config import DEFAULT_MAX_TURNS
 from agents.run_state import SCHEMA_VERSION_SUMMARIES
@@ -106,6 +107,10 @@ class OpenAIEngine:
         """
         if not isinstance(agent, Agent):
             raise InvalidSetting("agent", agent, "an Agent of openai-agents")
+        given: Any = hooks
+        if given is not None and not isinstance(given, RunHooksBase):
+            must = "RunHooks; AgentHooks belong to an agent: Agent(..., hooks=...)"
+            raise InvalidSetting("hooks", hooks, must)
         self._agent = agent
         self._hooks = QuietRunHooks(hooks) if hooks is not None else None
         self._max_turns = max_turns
@@ -171,6 +176,11 @@ class OpenAIEngine:
             result.cancel(mode="after_turn")  # the calls that were decided are a turn of their own
         try:
             await self._consume(result, work, isinstance(given, RunState))
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # A tool or a guardrail raised it, as of a task of its own: an error as any other.
+            return self._failed(work.claim, session, _failure_of(error, turn.causes))
         except Exception as error:  # noqa: BLE001  each error ends the run; its kind is kept
             return self._failed(work.claim, session, _failure_of(error, turn.causes))
         finally:
@@ -303,6 +313,12 @@ def _agent_that_goes_on(given: Any) -> Any:
     return given._current_agent
 
 
+def _is_cancelled() -> bool:
+    """Whether somebody cancels the task that drives the run."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 async def _stopped(result: Any) -> None:
     """Wait for the runner's task: nothing of a turn may run after it."""
     task = result.run_loop_task
@@ -314,7 +330,7 @@ async def _stopped(result: Any) -> None:
         await asyncio.wait({task})
 
 
-def _failure_of(error: Exception, causes: Causes) -> RunFailure:
+def _failure_of(error: BaseException, causes: Causes) -> RunFailure:
     kind: Any = "error"
     chain = list(_chain(error))
     if isinstance(error, MaxTurnsExceeded):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    AgentHooks,
     GuardrailFunctionOutput,
     InputGuardrail,
     OutputGuardrail,
@@ -51,6 +52,27 @@ async def test_an_error_of_the_model_fails_the_run(store: RunStore) -> None:
     agent = Agent(name="a", model=model, tools=[look])
     failure = await failure_of(store, agent)
     assert failure == RunFailure("model", "ConnectionError", "no route to the model")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_tool_that_raises_a_cancel_of_its_own_fails_the_run(
+    store: RunStore, at_once: bool
+) -> None:
+    """Nobody cancels the run: it must not be queued again, to be cut by the same tool."""
+
+    @function_tool(failure_error_function=None)
+    async def cut() -> str:
+        if at_once:
+            raise asyncio.CancelledError("the tool gave up")
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+        return "never"
+
+    agent = Agent(name="a", model=ScriptedModel(calls("cut", "{}", "c1")), tools=[cut])
+    failure = await failure_of(store, agent)
+    assert failure.type == "CancelledError"
+    assert (await store.read("r")).status == "failed"
 
 
 async def test_an_error_of_a_tool_fails_the_run(store: RunStore) -> None:
@@ -278,3 +300,8 @@ async def test_calls_that_nobody_could_decide_about_fail_the_run(store: RunStore
     failure = await failure_of(store, agent)
     assert failure.type == "InvalidRunState"
     assert "2 waiting calls have one id" in failure.message
+
+
+def test_hooks_of_an_agent_are_no_hooks_of_a_run() -> None:
+    with pytest.raises(InvalidSetting, match="must be RunHooks"):
+        OpenAIEngine(Agent(name="a"), hooks=AgentHooks())  # type: ignore[arg-type]

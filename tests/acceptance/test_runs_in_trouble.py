@@ -65,6 +65,27 @@ def test_a_run_whose_worker_is_killed_goes_on_in_another(worker: Worker, tmp_pat
         assert effects(other, run) == [b"look"]
 
 
+def test_a_worker_that_stands_still_loses_its_run_and_disturbs_nobody(
+    worker: Worker, tmp_path: Path
+) -> None:
+    key = unique()
+    run = Capsule(worker.app).runs.start(AGENT, f"tool look | mark {key}; hold {key}; say done")
+    child = int(worker.heard(key))
+    for pid in (worker.pid, child):
+        os.kill(pid, signal.SIGSTOP)
+    with a_member_of(worker, tmp_path) as other:
+        assert int(other.heard(key)) != child, "a keeper has sent the run on"
+        for pid in (worker.pid, child):
+            os.kill(pid, signal.SIGCONT)
+        lost = "the lease under which this process drives 1 runs was lost"
+        eventually(lambda: lost in worker.log, "that it has lost its lease")
+        other.go(key)
+        other.go(key)
+        assert outcome(run) == "done"
+        assert attempts(events_of(run))[-2:] == ["claimed", "succeeded"]
+        assert effects(worker, run) == [b"look"]
+
+
 def test_a_parked_run_resumes_in_another_worker_than_the_first(
     worker: Worker, tmp_path: Path
 ) -> None:
@@ -193,3 +214,13 @@ def test_a_run_whose_redis_is_away_until_its_lease_is_lost_goes_on(
             worker.go(key)
             assert outcome(run) == "done"
             assert effects(worker, run) == [b"look"]
+
+
+def test_runs_live_in_a_cluster(redis_url: str, cluster_url: str, tmp_path: Path) -> None:
+    """Where calls to several nodes keep no order: a run is recorded as held before its claim."""
+    with Worker(redis_url, tmp_path, app=APP, TEST_STREAMS_URL=cluster_url) as worker:
+        worker.app.conf.capsule_redis_url = cluster_url
+        run = parked(Capsule(worker.app).runs.start(AGENT, "tool look | ask go; say done"))
+        run.approve("go")
+        assert outcome(run) == "done"
+        assert attempts(events_of(run)) == ["claimed", "parked", "claimed", "succeeded"]

@@ -6,7 +6,7 @@ The input is a script of turns, parted by `|`; each turn is a list of words, par
 - `ask refund`: the turn waits until a person has approved the call `refund`;
 - `mark here`: tell the test; `hold key`: wait for the test;
 - `block 3`: block the event loop for so many seconds;
-- `say hello`: publish an event; `fail why`: the run fails.
+- `say hello`: publish an event; `print hello`: print; `fail why`: the run fails.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ async def _do(work: TurnWork, verb: str, about: str) -> str:
             time.sleep(float(about))  # noqa: ASYNC251 - as a tool might
         case "sleep":
             await asyncio.sleep(float(about))
+        case "print":
+            print(about)  # noqa: T201 - as a tool may
         case "say":
             assert work.publish is not None
             work.publish(RunEvent.of("said", AGENT, about))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +18,7 @@ from capsule_tasks.durable.inputs import INPUT_SCHEMA
 from capsule_tasks.durable.ledger import TurnLedger
 from capsule_tasks.errors import (
     CallerError,
+    CapsuleError,
     InvalidRunState,
     RunClaimLost,
     StorageError,
@@ -28,6 +31,8 @@ from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, Ru
 from capsule_tasks.storage.runs.types import Decisions, Status
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NOT_READABLE = (InvalidRunState, UnreadableSchema, UnknownAgent)
 """An engine that raises one of these has done nothing: another worker may read the snapshot."""
@@ -112,21 +117,35 @@ class RunDriver:
         return await self._worked(drive, drive.to_failure(failure))
 
     async def _claimed(self, run_id: str, engine: Engine, message: bytes) -> Claim:
-        """Claim a run. A claim whose reply is lost may have been granted: it is repeated."""
-        operation_id = secrets.token_hex(8)
-        readable = engine.readable
+        """Claim a run. A claim whose answer is lost may have been granted: it is repeated."""
+        claim = partial(
+            self._store.claim,
+            run_id,
+            self._incarnation,
+            readable=engine.readable,
+            message=message,
+            operation_id=secrets.token_hex(8),
+        )
+        claiming = asyncio.ensure_future(self._answered(claim))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # Granted to a lease that lives, the run would have an owner that does not drive it.
+            with suppress(CapsuleError):
+                await self._hand_back(await claiming)
+            raise
+
+    async def _answered(self, write: Callable[[], Awaitable[T]], *, is_due: bool = False) -> T:
+        """The answer to a write, which is repeated for a limited time once it may have been made,
+        or if it has to be made.
+        """
         until = asyncio.get_running_loop().time() + self._hand_back_s
         while True:
             try:
-                return await self._store.claim(
-                    run_id,
-                    self._incarnation,
-                    readable=readable,
-                    message=message,
-                    operation_id=operation_id,
-                )
+                return await write()
             except StorageError as error:
-                if not error.may_have_written or asyncio.get_running_loop().time() > until:
+                is_due = is_due or error.may_have_written
+                if not is_due or asyncio.get_running_loop().time() > until:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
@@ -142,25 +161,18 @@ class RunDriver:
 
     async def _hand_back(self, claim: Claim) -> None:
         """Queue a run again as it was last committed; a cancelled one ends here."""
-        until = asyncio.get_running_loop().time() + self._hand_back_s
-        while True:
-            try:
-                await asyncio.shield(self._store.release(claim))
-            except RunClaimLost:
-                return
-            except StorageError as error:
-                if asyncio.get_running_loop().time() > until:
-                    _log.warning(
-                        "run %s could not be handed back (%s); it waits until the lease of %s "
-                        "lapses",
-                        claim.run_id,
-                        error,
-                        self._incarnation,
-                    )
-                    return
-            else:
-                return
-            await asyncio.sleep(_PAUSE_S)
+        release = partial(self._store.release, claim, operation_id=secrets.token_hex(8))
+        try:
+            await asyncio.shield(self._answered(release, is_due=True))
+        except RunClaimLost:
+            return
+        except StorageError as error:
+            _log.warning(
+                "run %s could not be handed back (%s); it waits until the lease of %s lapses",
+                claim.run_id,
+                error,
+                self._incarnation,
+            )
 
     def _plain_history(self, session_id: str) -> History:
         settings = HistorySettings(prefix=self._store.core.settings.prefix)

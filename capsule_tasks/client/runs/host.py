@@ -30,6 +30,8 @@ log = logging.getLogger("capsule_tasks.child")
 
 _ATTRIBUTE = "capsule_run_host"
 _MAX_EVENT_BYTES = 64 * 1024
+_HAND_BACK_S = 1.0
+"""How long a cancel waits until its run is handed back: less than the grace of a cancel."""
 _RELEASE_S = 2.0
 """How long the end of a process waits until its lease is released."""
 
@@ -104,10 +106,13 @@ class RunHost:
         driving.add_done_callback(self._drives.discard)
         try:
             await asyncio.wait({driving})
-        except BaseException:
+        except BaseException as stop:
             driving.cancel()
-            await asyncio.wait({driving})  # until the run is handed back
-            if driving.cancelled() or driving.exception() is not None:
+            # Until the run is handed back. A process whose task does not stop is killed, with all
+            # other runs in it: so the rest, while Redis is away, happens in the background.
+            is_cancel = isinstance(stop, asyncio.CancelledError)
+            await asyncio.wait({driving}, timeout=_HAND_BACK_S if is_cancel else None)
+            if not driving.done() or driving.cancelled() or driving.exception() is not None:
                 raise
         if driving.cancelled():
             raise LeaseLost(lease.incarnation)

@@ -30,13 +30,13 @@ from capsule_tasks.protocol.events import Ended, Outcome
 from capsule_tasks.storage import SyncRunStore
 from capsule_tasks.storage.runs.types import ENDED, PendingApproval
 from tests.acceptance.test_many_tasks import SCALE
-from tests.acceptance.workers import Worker, close, producer
+from tests.acceptance.workers import Worker, close, eventually, is_running, producer
 from tests.chaos.fleet import Fleet
 
 SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261120")
 KILLS = max(30, int(300 * SCALE))
 IN_FLIGHT = 30
-BUSY = 10
+BUSY = 6
 """Runs that workers have at least when one is killed; the others wait for people or the queue."""
 END_S = 120
 
@@ -152,16 +152,8 @@ def left_by(run_id: str, app: Any, url: str) -> dict[str, Any]:
     }
 
 
-def kill_children(worker: Worker) -> None:
-    """Kill those that drive runs, and the template."""
-    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), signal.SIGKILL)
-
-
 class Killer:
-    """Kills children, main processes, or both at once; a worker that is lost is replaced."""
+    """Kills a child that drives runs, a main process, or both; a lost worker is replaced."""
 
     def __init__(self, fleet: Fleet, rng: random.Random) -> None:
         self._fleet = fleet
@@ -171,16 +163,27 @@ class Killer:
         self.done: Counter[str] = Counter()
 
     def kill(self) -> None:
-        what = self._rng.choice(["children"] * 4 + ["worker", "both"])
+        what = self._rng.choice(["child"] * 4 + ["worker", "both"])
         self.done[what] += 1
-        if what != "children":
+        if what != "child":
             self.wait()
-        worker = self._rng.choice(self._fleet.workers)
+        worker, child = eventually(self._driving, "a worker that drives runs")
         if what != "worker":
-            kill_children(worker)
-        if what != "children":
+            os.kill(child, signal.SIGKILL)
+        if what != "child":
             self._fleet.lose(worker)
             self._hired = self._hiring.submit(self._fleet.hire)
+
+    def _driving(self) -> tuple[Worker, int] | None:
+        """One of the workers whose child has driven a run, and the child."""
+        children = self._fleet.admin.hgetall("drivers")
+        known = [
+            (worker, int(children[name]))
+            for worker in self._fleet.workers
+            if (name := str(worker.pid).encode()) in children
+        ]
+        alive = [(worker, child) for worker, child in known if is_running(child)]
+        return self._rng.choice(alive) if alive else None
 
     def wait(self) -> None:
         """Wait until all lost workers are replaced."""

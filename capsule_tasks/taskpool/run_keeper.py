@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from capsule_tasks.client.redis_location import redis_url
-from capsule_tasks.client.runs.messages import RUN_TASK, send
+from capsule_tasks.client.runs.messages import RUN_TASK, at_once, send
 from capsule_tasks.client.runs.registry import runs_of
 from capsule_tasks.client.runs.stores import run_store
 from capsule_tasks.errors import RunEnded, RunNotFound, StorageError, reason_of
@@ -193,7 +193,9 @@ class RunKeeper:
         sending: dict[asyncio.Future[object], RunRecord] = {}
         for record in records:
             if record.unsent_us and record.message and record.run_id not in self._sending:
-                send = partial(self._send, record.run_id, record.message)
+                is_over = record.status == "cancelled"  # maybe before it was to start
+                message = at_once(record.message) if is_over else record.message
+                send = partial(self._send, record.run_id, message)
                 future = loop.run_in_executor(self._threads, send)
                 self._sending[record.run_id] = future
                 future.add_done_callback(partial(self._on_sent, record.run_id))

@@ -94,6 +94,15 @@ async def test_an_approval_sends_the_run_on_once_and_notes_it(
     assert [each.by for each in claim.decisions.exact] == [requester()]
 
 
+async def test_a_run_that_was_created_by_hand_is_left_to_whoever_did(
+    capsule: Capsule, store: RunStore
+) -> None:
+    requests = [asks("call_1")]
+    await store.create("mine", "mine", b"", schema="1", agent="a", approval_requests=requests)
+    assert await capsule.runs.get("mine").aapprove("call_1") == "queued"
+    assert messages_of(capsule.app) == []
+
+
 async def test_of_two_people_one_decides_and_the_other_is_told(
     capsule: Capsule, store: RunStore
 ) -> None:

@@ -66,6 +66,21 @@ def signature_of(app: Any, run_id: str, message: bytes) -> Signature:
     return signature.set(task_id=run_id)
 
 
+def at_once(message: bytes) -> bytes:
+    """The message of a run without the time at which the run was to start, or to expire.
+
+    A run that was cancelled before it started ends now, and not at that time.
+    """
+    try:
+        found = json.loads(message)
+        options = found["options"]
+    except (ValueError, KeyError, TypeError):
+        return message  # not one of ours, as `send` will say
+    found["options"] = {key: options[key] for key in options if key not in ("eta", "expires")}
+    text: str = json.dumps(found)
+    return text.encode()
+
+
 def send(app: Any, run_id: str, message: bytes) -> None:
     """Publish the message of a run under its id. Blocks; errors are those of the broker."""
     result = signature_of(app, run_id, message).apply_async(add_to_parent=False)
@@ -97,7 +112,8 @@ async def send_stored(app: Any, store: RunStore, run_id: str, updated_us: int) -
     except StorageError as fault:
         log.warning("run %s was not sent; a worker sends it: %s", run_id, reason_of(fault))
         return
-    await send_and_note(app, store, run_id, record.message, updated_us)
+    if record.message:  # else whoever created it by hand drives it
+        await send_and_note(app, store, run_id, at_once(record.message), updated_us)
 
 
 async def cancel_run(app: Any, store: RunStore, run_id: str, by: str) -> Status:

@@ -17,7 +17,7 @@ from capsule_tasks.client.sessions.named_session import check_id
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
 from capsule_tasks.durable import INPUT_SCHEMA, Engine, first_snapshot
 from capsule_tasks.durable.settling import SETTLE
-from capsule_tasks.errors import AgentNotRegistered, InvalidSetting
+from capsule_tasks.errors import AgentNotRegistered, CodeNotRun, InvalidSetting
 from capsule_tasks.runs import ToolKey
 from capsule_tasks.runs.identity import ToolKind
 from capsule_tasks.settings import PositiveSeconds, check_value
@@ -109,6 +109,8 @@ class Runs:
         if "task_id" in options:
             raise TypeError("capsule.runs.start has no argument 'task_id'; did you mean run_id?")
         check_options("capsule.runs.start", options, _ARGUMENTS)
+        if self.app.conf.task_always_eager:
+            raise CodeNotRun("runs are driven by workers, and not eagerly (task_always_eager)")
         if run_id is None:
             run_id = str(uuid.uuid4())
         check_id("run_id", run_id)

@@ -3,6 +3,7 @@
 The input is a script of turns, parted by `|`; each turn is a list of words, parted by `;`:
 
 - `tool pay`: a tool call, whose effect is recorded in `effects:<run>`;
+- `die pay`: the same, but the first time its process is killed after the effect;
 - `ask refund`: the turn waits until a person has approved the call `refund`;
 - `mark here`: tell the test; `hold key`: wait for the test;
 - `block 3`: block the event loop for so many seconds;
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from typing import Any
 
@@ -95,8 +97,8 @@ def _asked(call_id: str) -> ApprovalRequest:
 
 async def _do(work: TurnWork, verb: str, about: str) -> str:
     match verb:
-        case "tool":
-            return await _call_tool(work, about)
+        case "tool" | "die":
+            return await _call_tool(work, about, is_deadly=verb == "die")
         case "mark":
             _mark(about, os.getpid())
         case "hold":
@@ -119,11 +121,13 @@ async def _hold(key: str) -> None:
         await client.blpop([f"go:{key}"])
 
 
-async def _call_tool(work: TurnWork, name: str) -> str:
+async def _call_tool(work: TurnWork, name: str, *, is_deadly: bool = False) -> str:
     run_id = work.claim.run_id
 
     async def make() -> bytes:
-        _blocking.rpush(f"effects:{run_id}", name)
+        effects = _blocking.rpush(f"effects:{run_id}", name)
+        if is_deadly and effects == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         return f"made {name}".encode()
 
     call = ToolCall(f"{work.claim.turn}:{name}", f"bare:{name}", AGENT, "{}")

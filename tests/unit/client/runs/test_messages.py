@@ -13,6 +13,7 @@ from kombu.utils import json
 
 from capsule_tasks.client.runs.messages import (
     RUN_TASK,
+    at_once,
     message_of,
     message_of_request,
     send,
@@ -123,6 +124,18 @@ def test_a_countdown_of_a_new_run_becomes_a_time(app: Celery) -> None:
     assert 60 <= (found["eta"] - before).total_seconds() < 70
     assert 120 <= (found["expires"] - before).total_seconds() < 130
     assert sorted(found) == ["eta", "expires", "task_id"]
+
+
+def test_a_message_that_is_sent_at_once_has_no_times(app: Celery) -> None:
+    options = {"countdown": 60, "expires": 120, "queue": "agents"}
+    message = message_of(signature(RUN_TASK, (), {"agent": "a"}, options=options, app=app))
+    found = signature_of(app, "run-1", at_once(message))
+    assert (found.kwargs, found.options) == (
+        {"agent": "a"},
+        {"queue": "agents", "task_id": "run-1"},
+    )
+    assert at_once(at_once(message)) == at_once(message)
+    assert at_once(b"no message") == b"no message"
 
 
 def test_a_message_is_sent_under_the_id_of_its_run(app: Celery) -> None:

@@ -14,7 +14,13 @@ from capsule_tasks.client.configuration import run_lease_settings, run_settings
 from capsule_tasks.client.runs.messages import RUN_TASK
 from capsule_tasks.client.runs.registry import runs_of
 from capsule_tasks.durable import TurnEnd, TurnWork
-from capsule_tasks.errors import AgentNotRegistered, InvalidId, InvalidSetting, UnknownAgent
+from capsule_tasks.errors import (
+    AgentNotRegistered,
+    CodeNotRun,
+    InvalidId,
+    InvalidSetting,
+    UnknownAgent,
+)
 from capsule_tasks.storage import ApprovalRequest, Claim
 
 
@@ -104,6 +110,12 @@ def test_a_wrong_argument_is_named_before_anything_is_stored(
     given = {"agent": "support", "given": "hello", **arguments}
     with pytest.raises((TypeError, ValueError), match=error):
         capsule.runs.start(given.pop("agent"), given.pop("given"), **given)
+
+
+def test_a_run_is_not_started_eagerly(capsule: Capsule) -> None:
+    capsule.app.conf.task_always_eager = True
+    with pytest.raises(CodeNotRun, match="driven by workers, and not eagerly"):
+        capsule.runs.start("support", "hello")
 
 
 def test_a_signature_has_its_input_or_leaves_it_to_the_chain(capsule: Capsule) -> None:

@@ -39,8 +39,8 @@ async def cancel_all(
     """Cancel executions; the answer for each id, in the order of the ids.
 
     Executions that no worker with streams has started are also revoked through Celery. The revoke
-    reaches workers of other pools, and tasks that a worker holds until their ETA. A durable run
-    that waits for a person is cancelled in its store: no worker has it.
+    reaches workers of other pools, and tasks that a worker holds until their ETA. Durable runs are
+    also cancelled in their store: no worker has one that waits for a person, or is about to.
     """
     check_grace(grace_s)
     wanted = list(dict.fromkeys(ids))
@@ -50,7 +50,8 @@ async def cancel_all(
     if redis_url(app) is not None:
         command = CancelCommand(grace_s=grace_s, requested_by=requested_by())
         states = await _states_after(app, wanted, command)
-        await _cancel_parked(app, [one for one, state in states.items() if state == "waiting"])
+        begun = [one for one, state in states.items() if state in ("waiting", "running")]
+        await _cancel_runs(app, begun)
         answers = _answers(states)
     pending = [one for one, answer in answers.items() if answer == "pending"]
     for batch in in_batches(pending):
@@ -88,8 +89,8 @@ def _answers(states: dict[str, State]) -> dict[str, CancelAnswer]:
     return {one: answers.get(state, "pending") for one, state in states.items()}
 
 
-async def _cancel_parked(app: Any, ids: Sequence[str]) -> None:
-    """Cancel those executions that are durable runs, which wait for a person or for a worker."""
+async def _cancel_runs(app: Any, ids: Sequence[str]) -> None:
+    """Cancel those executions that are durable runs."""
     watcher = await watch_thread.watcher(app)
     for some in in_batches(ids):
         records = await asyncio.gather(*map(watcher.store.read_record, some))

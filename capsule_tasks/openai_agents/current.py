@@ -90,7 +90,7 @@ async def recorded(
     async def make_and_encode() -> bytes:
         with within(turn, call.call_id):
             try:
-                made.append(await make())
+                made.append(await _without_exit(make()))
             except (Exception, asyncio.CancelledError) as error:
                 turn.causes.of_tools.append(error)
                 raise
@@ -107,6 +107,14 @@ async def recorded(
     if not outcome.is_known:
         return UNCERTAIN
     return made[0] if made else outputs.decoded(outcome.output)
+
+
+async def _without_exit(making: Awaitable[Any]) -> Any:
+    """What is awaited; a tool that exits fails, and does not end the process of all other runs."""
+    try:
+        return await making
+    except (SystemExit, KeyboardInterrupt) as exit_:
+        raise RuntimeError(f"the tool raised {exit_!r}") from exit_
 
 
 def lookup(

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from capsule_tasks import Capsule, SyncHistory
 from capsule_tasks.client.runs.handle import RunHandle
 from capsule_tasks.client.runs.messages import send
 from capsule_tasks.client.runs.stores import sync_run_store
-from capsule_tasks.errors import RunFailed
+from capsule_tasks.errors import RunCancelled, RunFailed
 from capsule_tasks.protocol.events import AttemptClaimed, AttemptEnded, Ended
 from capsule_tasks.protocol.messages import Output, RunEvent
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
@@ -211,6 +212,22 @@ def test_a_running_run_is_cancelled_in_milliseconds(
     result = AsyncResult(run.id, app=worker.app)
     eventually(lambda: result.state == "REVOKED", "REVOKED")
     eventually(lambda: run.state().status == "cancelled", "a cancelled run")
+
+
+def test_a_cancel_of_the_execution_reaches_a_run_that_is_about_to_be_parked(
+    capsule: Capsule,
+) -> None:
+    """The command came too late for the attempt, which ended as parked, and waited for the next."""
+    for _ in range(5):
+        run = capsule.runs.start(AGENT, "ask refund|tool pay")
+        for event in run.events():
+            if getattr(event.message, "kind", "") == "run_parked":
+                break
+        run.execution.cancel()
+        with pytest.raises(RunCancelled):
+            run.result(timeout_s=HANG_S)
+        with pytest.raises(TaskRevokedError):
+            run.execution.get(timeout=HANG_S)
 
 
 def test_a_parked_run_is_cancelled_and_fails_its_chord(capsule: Capsule, worker: Worker) -> None:

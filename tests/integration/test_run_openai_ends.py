@@ -54,6 +54,21 @@ async def test_an_error_of_the_model_fails_the_run(store: RunStore) -> None:
     assert failure == RunFailure("model", "ConnectionError", "no route to the model")
 
 
+@pytest.mark.parametrize("is_sync", [True, False])
+async def test_a_tool_that_exits_fails_and_not_the_process(store: RunStore, is_sync: bool) -> None:
+    def leave() -> str:
+        sys.exit(3)
+
+    async def leave_later() -> str:
+        sys.exit(3)
+
+    tool = function_tool(leave if is_sync else leave_later, failure_error_function=None)
+    model = ScriptedModel(calls(tool.name, "{}", "c1"))
+    failure = await failure_of(store, Agent(name="a", model=model, tools=[tool]))
+    assert failure.kind == "tool"
+    assert "the tool raised SystemExit(3)" in failure.message
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_tool_that_raises_a_cancel_of_its_own_fails_the_run(
     store: RunStore, at_once: bool

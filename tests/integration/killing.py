@@ -13,7 +13,11 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from capsule_tasks.settings import LeaseSettings
+
 KILLED = 99
+LASTING = LeaseSettings(lease_s=600)
+"""For a worker whose lease nobody renews: no test takes this long."""
 
 
 def runs_to_its_end(make: Callable[[], Coroutine[Any, Any, Any]], dies_at: int | None) -> bool:

@@ -18,6 +18,7 @@ from capsule_tasks.storage import (
     SyncHistory,
 )
 from capsule_tasks.testing.servers import PrivateServer
+from tests.integration.killing import LASTING
 
 PATIENT = ConnectionSettings(replicas=1, replica_wait_s=60)
 IMPATIENT = ConnectionSettings(replicas=1, replica_wait_s=0.05)
@@ -60,7 +61,7 @@ async def test_a_started_call_and_a_commit_wait_for_the_replica(
     url, replica = pair
     store = AsyncConnections(url, PATIENT)
     runs = RunStore(store)
-    await runs.lease("w").acquire()
+    await runs.lease("w", LASTING).acquire()
     for number in range(20):
         run_id = f"run{number}"
         await runs.create(run_id, run_id, b"{}", schema="mine/1", agent="a")

@@ -31,10 +31,10 @@ from capsule_tasks.errors import (
     UnknownCall,
     UnreadableSchema,
 )
-from capsule_tasks.settings import HistorySettings, LeaseSettings, RunSettings
+from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall, RunStore, SyncRunStore
 from capsule_tasks.storage.runs.store import SyncLease
-from tests.integration.killing import runs_to_its_end
+from tests.integration.killing import LASTING, runs_to_its_end
 
 ASK = ApprovalRequest(call_id="ask", tool="bare:pay", agent="a", fingerprint="f")
 
@@ -460,8 +460,7 @@ def test_a_worker_that_is_killed_at_any_await_loses_and_repeats_nothing(
                 engine.effects_key = f"{prefix}:effects:{run_id}"
                 await RunDriver(store, worker).drive(run_id, engine)
 
-        settings = LeaseSettings(lease_s=600)
-        with SyncLease(worker, valkey_url, settings=settings, prefix=prefix) as lease:
+        with SyncLease(worker, valkey_url, settings=LASTING, prefix=prefix) as lease:
             lease.acquire()
             is_done = runs_to_its_end(main, dies_at)
             lease.release()

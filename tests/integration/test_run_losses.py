@@ -12,7 +12,7 @@ from capsule_tasks.durable import RunDriver, TurnWork
 from capsule_tasks.settings import HistorySettings, RunSettings
 from capsule_tasks.storage import RunStore, SyncRunStore
 from capsule_tasks.storage.runs.store import SyncLease
-from tests.integration.killing import KILLED, runs_to_its_end
+from tests.integration.killing import KILLED, LASTING, runs_to_its_end
 from tests.integration.test_run_driver import ScriptedEngine
 
 
@@ -38,7 +38,7 @@ def test_a_run_that_kills_each_process_fails_in_the_end(valkey_url: str, prefix:
                 engine.effects_key = f"{prefix}:effects"
                 await RunDriver(own, worker, loss_limit=3).drive("r", engine)
 
-        with SyncLease(worker, valkey_url, prefix=prefix) as lease:
+        with SyncLease(worker, valkey_url, settings=LASTING, prefix=prefix) as lease:
             lease.acquire()
             is_done = runs_to_its_end(main, None)
             lease.release()

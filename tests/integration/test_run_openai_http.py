@@ -27,7 +27,7 @@ from capsule_tasks.storage.runs.store import SyncLease, SyncRunStore
 from tests.agents_script import calls, says
 from tests.integration.durable_agents import LOOK, Runs, brief, look
 from tests.integration.http_models import PAY, Clients, cashier, pay
-from tests.integration.killing import KILLED, runs_to_its_end
+from tests.integration.killing import KILLED, LASTING, runs_to_its_end
 from tests.integration.responses_server import KEY, MODEL, Refusal, Reply, Request, ResponsesServer
 
 
@@ -280,7 +280,8 @@ class Mortal:
                     store.commit = _death  # type: ignore[method-assign]
                 await runs.to_end()
 
-        with SyncLease(worker, self._url, prefix=self._settings.prefix) as lease:
+        prefix = self._settings.prefix
+        with SyncLease(worker, self._url, settings=LASTING, prefix=prefix) as lease:
             lease.acquire()
             is_done = runs_to_its_end(main, dies_at)
             lease.release()

@@ -18,6 +18,7 @@ from capsule_tasks.testing import PrivateServer
 from tests.agents_script import calls, says
 from tests.integration.durable_agents import LOOK, Runs, brief
 from tests.integration.http_models import PAY, Clients, cashier
+from tests.integration.killing import LASTING
 from tests.integration.responses_server import (
     BEFORE_HEADERS,
     KEY,
@@ -268,7 +269,7 @@ async def test_the_key_reaches_neither_redis_nor_logs(
         ResponsesServer([LOOK], [PAY], says("paid it"), says("not heard")) as server,
     ):
         async with RunStore(redis.url) as store:
-            await store.lease("w1").acquire()
+            await store.lease("w1", LASTING).acquire()
             for run_id, key in keys.items():
                 runs = Runs(store, clients.engine(server, api_key=key, **ONCE))
                 await runs.start(run_id=run_id)

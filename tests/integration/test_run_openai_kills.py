@@ -13,11 +13,11 @@ import redis
 from capsule_tasks.durable import OnUncertain
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.openai_agents.current import UNCERTAIN
-from capsule_tasks.settings import LeaseSettings, RunSettings
+from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage import RunStore
 from capsule_tasks.storage.runs.store import SyncLease
 from tests.integration.durable_agents import Runs, brief, office
-from tests.integration.killing import runs_to_its_end
+from tests.integration.killing import LASTING, runs_to_its_end
 
 STEP = 41
 """Awaits between two kills, where not each of them is tried: a prime, so that none is favoured."""
@@ -46,8 +46,7 @@ class Killer:
                 runs = Runs(store, engine, worker, lambda: self.effects(run_id))
                 await runs.to_end(run_id)
 
-        settings = LeaseSettings(lease_s=600)
-        with SyncLease(worker, self._url, settings=settings, prefix=self._prefix) as lease:
+        with SyncLease(worker, self._url, settings=LASTING, prefix=self._prefix) as lease:
             lease.acquire()
             is_done = runs_to_its_end(main, dies_at)
             lease.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from capsule_tasks.errors import LeaseLost, LeaseTaken
 from capsule_tasks.settings import LeaseSettings, RetrySettings
 from capsule_tasks.storage.keys import WorkerKeys
@@ -27,6 +29,12 @@ def lease_left_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operati
     """How long the lease of an incarnation lasts: 0 if lapsed, None if it never existed."""
     reply = yield from call_script(lease_read.call(WorkerKeys(incarnation, prefix)), retry)
     return int(reply[1]) / 1000 if reply[0] == Code.DONE else None
+
+
+def lapsed_for_s(incarnation: str, prefix: str, retry: RetrySettings) -> Operation[float]:
+    """How long ago the lease of an incarnation has lapsed; infinite if it never existed."""
+    reply = yield from call_script(lease_read.call(WorkerKeys(incarnation, prefix)), retry)
+    return int(reply[2]) / 1000 if reply[0] == Code.DONE else math.inf
 
 
 class LeaseCore:

@@ -28,7 +28,14 @@ from capsule_tasks.storage.history.core import HistoryCore
 from capsule_tasks.storage.history.history import History, SyncHistory
 from capsule_tasks.storage.keys import escaped
 from capsule_tasks.storage.leases import lease_left_s
-from capsule_tasks.storage.operations import Operation, Reply, call_script, named, refused
+from capsule_tasks.storage.operations import (
+    Operation,
+    Reply,
+    call_script,
+    named,
+    operation_abandon,
+    refused,
+)
 from capsule_tasks.storage.runs import approval_index, scripts
 from capsule_tasks.storage.runs.approval_index import Entry, Index
 from capsule_tasks.storage.runs.ledger import LedgerCore
@@ -157,7 +164,7 @@ class RunCore(LedgerCore):
         place = yield from self.locations.find(run_id)
         # One id for all attempts: a repeat of the call means the attempt that was granted.
         name, steal = named("run_claim", operation_id), 0
-        hold = yield from self.owners.hold(incarnation, run_id, name)
+        hold, held_ms = yield from self.owners.hold(incarnation, run_id, name)
         while True:
             call = partial(
                 scripts.run_claim.call,
@@ -168,8 +175,12 @@ class RunCore(LedgerCore):
                 steal=steal,
                 readable=pack(list(readable)),
                 message=message,
+                held_ms=held_ms,
             )
             reply = yield from self.written(place, call, "running", was=["queued"])
+            if reply[0] == Code.LOST:
+                hold, held_ms = yield from self.owners.hold(incarnation, run_id, name)
+                continue
             if reply[0] == Code.DONE:
                 return claim_of(run_id, place.session_id, incarnation, hold, reply)
             refused: Exception | None = None
@@ -180,7 +191,11 @@ class RunCore(LedgerCore):
                 if not owner or (yield from lease_left_s(owner, prefix, retry)):
                     refused = RunClaimed(run_id, owner)
             if refused is not None:
-                yield from self.owners.drop(incarnation, hold)
+                with contextlib.suppress(StorageError):
+                    # An earlier attempt, whose reply was lost, may still be on its way to Redis.
+                    abandon = operation_abandon.call(place.keys.operations, operation_id=name)
+                    yield from call_script(abandon, retry)
+                    yield from self.owners.drop(incarnation, hold)
                 raise refused
 
     def commit(

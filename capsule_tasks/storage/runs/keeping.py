@@ -11,7 +11,7 @@ import contextlib
 from capsule_tasks.errors import InvalidSetting, RunClaimed, RunClaimLost, RunNotFound
 from capsule_tasks.settings import check_value
 from capsule_tasks.storage.keys import escaped
-from capsule_tasks.storage.leases import lease_left_s
+from capsule_tasks.storage.leases import lapsed_for_s, lease_left_s
 from capsule_tasks.storage.operations import Operation, call_script, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.approval_index import IDLE_MS
@@ -81,27 +81,45 @@ class KeeperCore(RunCore):
             if left_s:
                 _, next_in_s = yield from self.owners.due(0, owner, in_s=left_s)
                 continue
-            requeued += yield from self._requeue_all(owner, limit - len(requeued))
+            some, look_again_s = yield from self._requeue_all(owner, limit - len(requeued))
+            requeued += some
             if len(requeued) >= limit:
                 return RequeueSweep(requeued, 0.0)
-            _, next_in_s = yield from self.owners.due(0, forget=[owner])
+            if look_again_s:
+                _, next_in_s = yield from self.owners.due(0, owner, in_s=look_again_s)
+            else:
+                _, next_in_s = yield from self.owners.due(0, forget=[owner])
         return RequeueSweep(requeued, 0.0 if len(owners) == limit else next_in_s)
 
-    def _requeue_all(self, owner: str, limit: int) -> Operation[list[Requeued]]:
-        """Queue runs of an owner whose lease has lapsed; fewer than `limit` are all of them."""
+    def _requeue_all(self, owner: str, limit: int) -> Operation[tuple[list[Requeued], float]]:
+        """Queue runs of an owner whose lease has lapsed; fewer than `limit` are all of them.
+
+        A hold of a run that the owner does not have may be that of a claim which is on its way: it
+        is kept as long as that may be, and looked at again after so many seconds.
+        """
+        settings = self.settings
+        lapsed_s = yield from lapsed_for_s(owner, settings.prefix, settings.retry)
+        keep_s = max(0.0, IDLE_MS / 1000 - lapsed_s)
         requeued: list[Requeued] = []
-        done: list[bytes] = []
-        while holds := (yield from self.owners.held_by(owner, done, PAGE)):
-            done = []
-            for hold in holds:
+        kept, done = set[bytes](), list[bytes]()
+        while True:
+            holds = yield from self.owners.held_by(owner, done, PAGE + len(kept))
+            fresh, done = set(holds or ()) - kept, []
+            if not fresh:
+                return requeued, keep_s if kept else 0.0
+            for hold in fresh:
+                one: Requeued | None = None
                 with contextlib.suppress(RunNotFound):
                     one = yield from self.requeue(run_of(hold), owner)
-                    if one is not None:
-                        requeued.append(one)
+                if one is None and keep_s:
+                    kept.add(hold)
+                    continue
                 done.append(hold)
+                if one is not None:
+                    requeued.append(one)
                 if len(requeued) >= limit:
-                    return requeued
-        return requeued
+                    yield from self.owners.held_by(owner, done, 1)
+                    return requeued, 0.0
 
     def queued_unsent(self, *, limit: int = PAGE) -> Operation[Unsent]:
         """Runs that need a message and for which nobody has noted one as sent.

@@ -14,7 +14,7 @@ import msgspec
 from capsule_tasks.errors import LeaseLost, LeaseMissing, StorageError
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import OwnerKeys, run_owners
-from capsule_tasks.storage.operations import Operation, call_script
+from capsule_tasks.storage.operations import Operation, Reply, call_script
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.scripts import Code
 
@@ -36,16 +36,20 @@ class Owners:
         self._known = set[str]()
         """Owners that this process has registered and whose lease was seen since then."""
 
-    def hold(self, owner: str, run_id: str, claim: str) -> Operation[bytes]:
-        """Record that an owner is about to claim a run; raises LeaseMissing or LeaseLost."""
+    def hold(self, owner: str, run_id: str, claim: str) -> Operation[tuple[bytes, int]]:
+        """Record that an owner is about to claim a run, and when; LeaseMissing or LeaseLost.
+
+        The claim is refused if that was too long ago. So if the lease has lapsed meanwhile, whoever
+        queues the owner's runs still finds the hold of a claim that came late.
+        """
+        hold = _encode((run_id, claim))
+        reply = yield from self._record(owner, 1, hold)
+        if reply[0] != Code.DONE:
+            raise LeaseMissing(owner) if reply[0] == Code.MISSING else LeaseLost(owner)
         if owner not in self._known:
             yield from self.due(0, owner)
-        hold = _encode((run_id, claim))
-        code = yield from self._record(owner, 1, hold)
-        if code != Code.DONE:
-            raise LeaseMissing(owner) if code == Code.MISSING else LeaseLost(owner)
-        self._known.add(owner)
-        return hold
+            self._known.add(owner)
+        return hold, int(reply[1])
 
     def drop(self, owner: str, hold: bytes) -> Operation[None]:
         """Record that an owner no longer has a run; a hold that stays does no harm."""
@@ -82,8 +86,7 @@ class Owners:
         reply = yield from call_script(call, self._settings.retry)
         return reply[1:] if reply[0] == Code.DONE else None
 
-    def _record(self, owner: str, count: int, hold: bytes) -> Operation[Code]:
+    def _record(self, owner: str, count: int, hold: bytes) -> Operation[Reply]:
         keys = OwnerKeys(owner, self._settings.prefix)
         call = scripts.run_hold.call(keys, ttl_ms=self._ttl_ms, count=count, holds=[hold])
-        reply = yield from call_script(call, self._settings.retry)
-        return Code(reply[0])
+        return (yield from call_script(call, self._settings.retry))

@@ -44,6 +44,7 @@ def run_claim(
     readable: bytes,
     listed: bytes,
     message: bytes,
+    held_ms: int,
 ) -> None: ...
 
 

@@ -14,6 +14,7 @@
 --   readable      schema versions that the worker can read, in MessagePack; empty for all
 --   listed        statuses in the index of runs, with their times, in MessagePack
 --   message       that brings the run to a worker from now on; empty to keep the stored one
+--   held_ms       when the worker has recorded that it holds the run, by Redis's clock
 -- RETURNS {DONE, token, revision, turn, cancel, schema, agent, snapshot, decisions in MessagePack,
 --         updated, message, replies of models: [key, reply, …], lost owners since its progress, usage}
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
@@ -22,6 +23,7 @@
 --         {ENDED, status, result, error} a run that has ended
 --         {WAITING, calls} a run that waits for a decision
 --         {HELD, incarnation, token} a run that has an owner
+--         {LOST} a worker whose record of the run may have been dropped
 --         {LATE, status} a status that is not in the index of runs, or may have been dropped
 --         {UNREADABLE, schema} a run that this worker cannot read; it stays as it is
 -- USES common, operation_log, two_name_index, run
@@ -29,7 +31,7 @@
 local run_key, ledger_key, journal_key, operations_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local operation_id, age_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local incarnation, steal, readable = ARGV[4], tonumber(ARGV[5]), cmsgpack.unpack(ARGV[6])
-local listed, message = cmsgpack.unpack(ARGV[7]), ARGV[8]
+local listed, message, held_ms = cmsgpack.unpack(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 
 local function reads(schema)
   for _, version in ipairs(readable) do
@@ -71,6 +73,7 @@ if run.status == 'running' and run.token ~= steal then
   return {HELD, run.owner, whole(run.token)}
 end
 if not reads(run.schema) then return {UNREADABLE, run.schema} end
+if is_outdated(held_ms, now_us) then return {LOST} end
 local late = unlisted(run, 'running', listed, now_us)
 if late then return late end
 

@@ -7,7 +7,7 @@
 --   ttl_ms   until the record expires
 --   count    how many of the holds are added; the others are removed
 --   hold...  a run and the claim that holds it, as JSON
--- RETURNS {DONE}
+-- RETURNS {DONE, ms of Redis's clock}
 -- REFUSES {MISSING} a lease that never existed, or has expired from Redis
 --         {LOST} a lease that has lapsed
 -- USES common, holds
@@ -21,4 +21,4 @@ if has_lapsed(worker_key) then return {LOST} end
 each_slice('SREM', runs_key, FIRST + count, #ARGV)
 each_slice('SADD', runs_key, FIRST, FIRST + count - 1)
 redis.call('PEXPIRE', runs_key, ttl_ms)
-return {DONE}
+return {DONE, whole(math.floor(clock_us() / 1000))}

@@ -14,13 +14,15 @@ from capsule_tasks.errors import (
     RunClaimed,
     RunClaimLost,
     RunEnded,
+    StorageError,
 )
 from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.keys import OwnerKeys, run_owners
-from capsule_tasks.storage.runs import scripts
+from capsule_tasks.storage.runs import keeping, scripts
 from capsule_tasks.storage.runs.locations import Place, RunLocations
 from capsule_tasks.storage.runs.run_index import RunIndex
 from capsule_tasks.storage.runs.types import Claim, PlannedCall
+from capsule_tasks.storage.scripts import Code
 from tests.contract.storage.runs.subjects import Subject, ask
 
 
@@ -172,6 +174,92 @@ async def test_an_owner_without_a_lease_is_known_once_it_has_one(subject: Subjec
     assert len((await runs.requeue_lapsed()).requeued) == 1
     with pytest.raises(LeaseLost):
         await runs.claim("run-1", "w1")
+
+
+async def test_a_claim_that_comes_after_its_owners_runs_were_queued_is_found(
+    subject: Subject,
+) -> None:
+    """The owner stood still between its hold and its claim, and died after the claim."""
+    runs = subject.runs()
+    core = runs.core if subject.face == "async" else runs.face.core
+    lease = await subject.worker("w1")
+    await runs.create("run-1", "user-42", b"", schema="1", agent="a")
+    real, held = core.owners.hold, list[int]()
+
+    def hold(*args: str) -> object:
+        return (yield from real(*args)) if not held else (held.pop(), held.pop())
+
+    hold_of_w1, held_ms = await subject.drive(real("w1", "run-1", "run_claim:late"))
+    await lapse(subject, lease, "w1")
+    sweep = await runs.requeue_lapsed()
+    assert sweep.requeued == []
+    assert 100 < sweep.next_in_s <= 120
+    core.owners.hold = hold
+    held[:] = [held_ms, hold_of_w1]
+    assert (await runs.claim("run-1", "w1", operation_id="late")).owner == "w1"
+    await lapse(subject, lease, "w1")
+    assert [each.run_id for each in (await runs.requeue_lapsed()).requeued] == ["run-1"]
+    # A claim that is later than that is refused.
+    held[:] = [held_ms - 31_000, hold_of_w1]
+    with pytest.raises(LeaseLost):
+        await runs.claim("run-1", "w1")
+    assert (await runs.read("run-1")).status == "queued"
+
+
+async def test_holds_of_claims_that_never_came_are_dropped_in_the_end(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = subject.runs()
+    core = runs.core if subject.face == "async" else runs.face.core
+    lease = await subject.worker("w1")
+    for number in range(5):
+        await runs.create(f"run-{number}", "user-42", b"", schema="1", agent="a")
+        await subject.drive(core.owners.hold("w1", f"run-{number}", "run_claim:x"))
+    await runs.claim("run-4", "w1")
+    await lapse(subject, lease, "w1")
+    told = [each.run_id for each in (await runs.requeue_lapsed()).requeued]
+    assert told == ["run-4"]
+    # The second hold of the run that was queued may be that of another claim.
+    assert len(await held(subject, "w1")) == 5
+    monkeypatch.setattr(keeping, "IDLE_MS", 0)
+    await lapse(subject, lease, "w1")
+    sweep = await runs.requeue_lapsed()
+    assert (sweep.requeued, sweep.next_in_s) == ([], None)
+    assert await held(subject, "w1") == []
+
+
+async def test_a_claim_that_was_refused_is_not_granted_to_a_lost_attempt_of_it(
+    subject: Subject,
+) -> None:
+    """The attempt was on its way to Redis while its repeat was refused."""
+    runs = subject.runs()
+    claim = await subject.claimed(runs)
+    await subject.worker("w2")
+    with pytest.raises(RunClaimed):
+        await runs.claim("run-1", "w2", operation_id="mine")
+    await runs.release(claim)
+    call = scripts.run_claim.call(
+        RunLocations(RunSettings(prefix=subject.prefix)).keys("user-42", "run-1"),
+        operation_id="run_claim:mine",
+        ttl_ms=1000,
+        incarnation="w2",
+        steal=0,
+        readable=b"\x90",
+        listed=b"\x80",
+        message=b"",
+        held_ms=2**52,
+    )
+    with pytest.raises(StorageError):
+        await subject.drive(refusing_abandoned(call))
+    assert (await runs.read("run-1")).status == "queued"
+
+
+def refusing_abandoned(call: Any) -> Any:
+    """The reply of a script as it is; a driver would go on under another name."""
+    reply = yield call
+    if reply[0] == Code.ABANDONED:
+        raise StorageError("abandoned")
+    return reply
 
 
 # --- messages that were not sent ------------------------------------------------------------------

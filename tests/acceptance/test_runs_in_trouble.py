@@ -16,6 +16,7 @@ from celery.result import AsyncResult
 from capsule_tasks import Capsule
 from capsule_tasks.client.runs.handle import RunHandle
 from capsule_tasks.client.runs.messages import RUN_TASK
+from capsule_tasks.client.runs.stores import sync_run_store
 from capsule_tasks.durable import INPUT_SCHEMA
 from capsule_tasks.errors import RunFailed
 from capsule_tasks.protocol.events import AttemptClaimed
@@ -35,6 +36,12 @@ def a_member_of(worker: Worker, tmp_path: Path, **environment: str) -> Worker:
     """Another worker on the same queue."""
     url, environment = worker.environment["REDIS_URL"], {"TEST_LEASE": "2", **environment}
     return Worker(url, tmp_path, app=APP, queue=worker.queue, **environment)
+
+
+def owners(worker: Worker) -> set[str]:
+    """The incarnations that have claimed runs."""
+    members = worker.app.backend.client.zrange("capsule:{runs}:owners", 0, -1)
+    return {owner.decode() for owner in members}
 
 
 def outcome(run: RunHandle) -> Any:
@@ -89,15 +96,19 @@ def test_a_worker_that_stands_still_loses_its_run_and_disturbs_nobody(
 def test_a_parked_run_resumes_in_another_worker_than_the_first(
     worker: Worker, tmp_path: Path
 ) -> None:
+    before = owners(worker)
     run = parked(Capsule(worker.app).runs.start(AGENT, "tool look | ask go; say done"))
     worker.stop()
+    (owner,) = owners(worker) - before
+    with sync_run_store(worker.app) as store:
+        assert not store.lease(owner).remaining_s(), "a worker that stops gives its lease up"
     with a_member_of(worker, tmp_path) as other:
         run.approve("go")
         assert outcome(run) == "done"
         messages = events_of(run)
         assert attempts(messages) == ["claimed", "parked", "claimed", "succeeded"]
-        owners = [each.worker for each in messages if isinstance(each, AttemptClaimed)]
-        assert owners == [worker.name, other.name]
+        names = [each.worker for each in messages if isinstance(each, AttemptClaimed)]
+        assert names == [worker.name, other.name]
 
 
 def test_a_run_that_is_cancelled_before_any_worker_has_it_is_ended_by_one(worker: Worker) -> None:

@@ -168,10 +168,16 @@ class RunKeeper:
         return unsent.next_in_s
 
     async def _drop_expired(self) -> float | None:
-        """Now and then, drop runs from the index that have expired."""
+        """Now and then, drop runs from the index that have expired, or never had their status."""
         if time.monotonic() >= self._next_drop_at:
             self._next_drop_at = time.monotonic() + _DROP_EVERY_S * _random.uniform(0.7, 1.0)
             await self._store.drop_expired()
+            # Each claim lists its run as running, and those that are refused leave that behind:
+            # reading the list drops what is not true.
+            running = partial(self._store.list, status="running", newest_first=False)
+            page = await running()
+            while page.cursor is not None:
+                page = await running(cursor=page.cursor)
         return None
 
     # --- messages ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from capsule_tasks.errors import RunEnded
 from capsule_tasks.settings import LeaseSettings, RetrySettings, RunSettings
 from capsule_tasks.storage import ApprovalRequest, RunStore
 from capsule_tasks.storage.keys import RunIndexKeys
@@ -327,6 +328,27 @@ async def test_expired_runs_leave_the_index(
                 await keeper.stop()
     finally:
         client.close()
+
+
+async def test_refused_claims_leave_the_list_of_running_runs(
+    store: RunStore, valkey_url: str, prefix: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule_tasks.storage.runs.keeping.IDLE_MS", 0)
+    for number in range(3):
+        await created(store, f"r{number}")
+    claim = await store.claim("r0", "w1")
+    await store.claim("r1", "w1")
+    await store.commit(claim, b"", turn=1, status="completed")
+    with pytest.raises(RunEnded):
+        await store.claim("r0", "w1")
+    with redis.Redis.from_url(valkey_url) as client:
+        index = RunIndexKeys(prefix).order(None, "running")
+        assert client.zcard(index) == 2
+        settings = RunSettings(prefix=prefix)
+        keeper = RunKeeper(RunStore(valkey_url, settings=settings), broker.send, ["a"])
+        await keeper.look()
+        await keeper.stop()
+        assert client.zcard(index) == 1
 
 
 async def test_a_keeper_is_stopped_at_any_moment(

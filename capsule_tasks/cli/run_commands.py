@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import click
@@ -206,7 +207,7 @@ def tail(
             printer.show(event)
         if isinstance(event.message, AttemptEnded) and _is_last(run, event):
             if not as_json:
-                printer.waits(run.state(), _answers(ctx, run_id))
+                printer.waits(run.state(), partial(command_line, ctx))
             if no_wait:
                 ctx.exit(_NOT_ENDED)
     ctx.exit(views.exit_status(last))
@@ -215,12 +216,6 @@ def tail(
 def _is_last(run: RunHandle, event: Event) -> bool:
     """Whether nothing has followed the event yet; a run goes on after a decision."""
     return [each.id for each in run.execution.tail(1)] == [event.id]
-
-
-def _answers(ctx: click.Context, run_id: str) -> list[str]:
-    """The commands that answer a run which waits."""
-    words = ("approve", "reject", "settle")
-    return [f"{command_line(ctx, 'runs', word, run_id)} CALL_ID" for word in words]
 
 
 def _report(run_id: str, status: str, *, as_json: bool, **about: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -31,6 +31,7 @@ def run_row(info: RunInfo) -> str:
 
 def run_json(info: RunInfo) -> str:
     fields = msgspec.to_builtins(info)
+    fields["usage"] = msgspec.structs.asdict(info.usage)
     return format_line({"id": fields.pop("run_id"), **fields})
 
 
@@ -45,12 +46,13 @@ def run_details(info: RunInfo) -> str:
         ("session", cleaned(info.session_id)),
         ("status", info.status),
         ("turns", str(info.turn)),
-        ("next agent", cleaned(info.current_agent)),
-        ("owner", cleaned(info.owner or "") or "none: no worker drives it now"),
         ("created", _time(info.created_at)),
         ("changed", _time(info.updated_at)),
         ("used", used),
     ]
+    if not info.is_ended:
+        rows.append(("next agent", cleaned(info.current_agent)))
+        rows.append(("owner", cleaned(info.owner or "") or "none: no worker drives it now"))
     if info.cancelled_by:
         rows.append(("cancelled", f"by {cleaned(info.cancelled_by)}"))
     rows += [("waits for", _call(call)) for call in info.waiting]
@@ -105,16 +107,19 @@ class RunPrinter:
                 self._show_item(event, message.agent, data)
             case "turn":
                 self._printer.line(f"-- turn {data.get('turn')}: {data.get('status')}")
+            case "run_parked":
+                pass  # `waits` tells what it waits for, if it still does
             case _:
                 agent = f": {cleaned(message.agent)}" if message.agent else ""
                 self._printer.line(f"-- {cleaned(message.kind)}{agent}")
 
-    def waits(self, info: RunInfo, commands: Sequence[str]) -> None:
-        """Print the calls that a parked run waits for, and the commands that answer."""
+    def waits(self, info: RunInfo, command: Callable[..., str]) -> None:
+        """Print the calls that a run waits for, each with the commands that answer it."""
         for call in info.waiting:
             self._printer.line(f"-- waits for {_call(call)}")
-        for command in commands if info.waiting else ():
-            self._printer.line(f"-- {command}")
+            words = ("settle",) if call.kind == "settle" else ("approve", "reject")
+            for word in words:
+                self._printer.line(f"-- {command('runs', word, info.run_id, call.call_id)}")
 
     def _show_item(self, event: Event, agent: str, data: dict[str, Any]) -> None:
         found = data.get("item")

@@ -283,7 +283,7 @@ async def test_an_unknown_run_is_named(capsule: Capsule, method: Any) -> None:
         await method(capsule.runs.get("nothing"))
 
 
-@pytest.mark.parametrize("method", ["approve", "reject", "cancel"])
+@pytest.mark.parametrize("method", ["approve", "reject", "settle", "cancel"])
 async def test_a_run_that_has_ended_is_named(
     capsule: Capsule, store: RunStore, method: str
 ) -> None:

@@ -15,7 +15,7 @@ from capsule_tasks.client.runs.messages import RUN_TASK, cancel_run, send_stored
 from capsule_tasks.client.sessions.named_session import check_id
 from capsule_tasks.client.watching.watch_thread import blocking, watch_thread
 from capsule_tasks.durable import settle
-from capsule_tasks.errors import DecisionExpired, InvalidSetting, UnknownCall
+from capsule_tasks.errors import DecisionExpired, InvalidSetting, RunEnded, UnknownCall
 from capsule_tasks.settings import check_value
 from capsule_tasks.storage import RunStore
 from capsule_tasks.storage.executions.types import Event
@@ -167,6 +167,8 @@ class RunHandle:
             raise
         except UnknownCall:
             state = await self.astate()
+            if state.is_ended:
+                raise RunEnded(self.id, state.status) from None
             if any((each.call_id, each.kind) == (call_id, "settle") for each in state.waiting):
                 about = "it was started, and may have been made: settle it"
                 raise UnknownCall(call_id, about) from None

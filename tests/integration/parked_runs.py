@@ -8,10 +8,13 @@ import msgspec
 
 from capsule_tasks import Capsule
 from capsule_tasks.client.runs.handle import RunHandle
+from capsule_tasks.settings import LeaseSettings
 from capsule_tasks.storage import ApprovalRequest, RunStore
 from capsule_tasks.storage.runs.types import Status
 
 WORKER = "w1"
+LEASE = LeaseSettings(lease_s=600)
+"""That no test outlives."""
 
 
 def asks(call_id: str, tool: str = "bare:refund", **limits: Any) -> ApprovalRequest:

@@ -26,13 +26,13 @@ from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.storage import RunStore, RunUsage
 from tests.acceptance.workers import close, producer
 from tests.attempts import append, claim
-from tests.integration.parked_runs import WORKER, asks, ended, parked
+from tests.integration.parked_runs import LEASE, WORKER, asks, ended, parked
 
 
 @pytest.fixture
 def app(valkey_url: str, prefix: str) -> Iterator[Celery]:
     app = producer(valkey_url, f"q-{prefix}", capsule_prefix=prefix)
-    with sync_run_store(app) as store, store.lease(WORKER).keep():
+    with sync_run_store(app) as store, store.lease(WORKER, LEASE).keep():
         yield app
     watch_thread.stop()
     close(app)

@@ -36,7 +36,7 @@ from capsule_tasks.protocol.events import AttemptEnded, encode_event
 from capsule_tasks.storage import RunStore, RunUsage
 from tests.acceptance.workers import close, producer
 from tests.attempts import append, claim
-from tests.integration.parked_runs import WORKER, asks, ended, parked
+from tests.integration.parked_runs import LEASE, WORKER, asks, ended, parked
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def capsule(valkey_url: str, prefix: str) -> AsyncIterator[Capsule]:
 
 @pytest.fixture
 async def store(capsule: Capsule) -> AsyncIterator[RunStore]:
-    async with run_store(capsule.app) as store, store.lease(WORKER).keep():
+    async with run_store(capsule.app) as store, store.lease(WORKER, LEASE).keep():
         yield store
 
 

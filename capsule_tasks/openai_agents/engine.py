@@ -41,8 +41,9 @@ from capsule_tasks.errors import InvalidRunState, InvalidSetting
 from capsule_tasks.openai_agents import outputs
 from capsule_tasks.openai_agents.current import Causes, CurrentTurn, lookup, working_for
 from capsule_tasks.openai_agents.events import Publisher
-from capsule_tasks.openai_agents.graph import prepare
+from capsule_tasks.openai_agents.graph import agents_of, prepare
 from capsule_tasks.openai_agents.hooks import QuietRunHooks, starts_hidden_of
+from capsule_tasks.openai_agents.mcp_servers import disconnect
 from capsule_tasks.openai_agents.models import JournalingProvider, journaled
 from capsule_tasks.openai_agents.session import BufferedSession
 from capsule_tasks.openai_agents.snapshots import SerializedItems, agents_described_once
@@ -126,10 +127,13 @@ class OpenAIEngine:
         prepare(agent)
 
     async def aclose(self) -> None:
-        """Close what the model provider opened; no run may be driven any more.
+        """Close what the model provider opened, and disconnect the MCP servers of the agents.
 
-        An HTTP client stays open, as in the SDK: it belongs to whoever made it.
+        No run may be driven any more. An HTTP client stays open, as in the SDK, and so does a
+        server that the engine has not connected: they belong to whoever made them.
         """
+        for agent in agents_of(self._agent):
+            await disconnect(agent.mcp_servers)
         await self._run_config.model_provider.aclose()
 
     # --- the Engine port -------------------------------------------------------------------------

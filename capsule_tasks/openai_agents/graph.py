@@ -10,6 +10,7 @@ from agents.sandbox import SandboxAgent
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.openai_agents.hooks import QuietAgentHooks
+from capsule_tasks.openai_agents.mcp_servers import connect
 from capsule_tasks.openai_agents.models import journaled
 from capsule_tasks.openai_agents.snapshots import replace_slow_parts
 from capsule_tasks.openai_agents.tools import prepare_tool, teach_the_sdk
@@ -26,15 +27,20 @@ def prepare(agent: Agent[Any]) -> None:
     """
     teach_the_sdk()
     replace_slow_parts()
-    seen = dict[int, Any]()
-    waiting: list[Any] = [agent]
+    for each in agents_of(agent):
+        _prepare_one(each)
+
+
+def agents_of(agent: Agent[Any]) -> list[Agent[Any]]:
+    """The agent, and those that it can reach: its handoffs, and the agents it has as tools."""
+    found = dict[int, Agent[Any]]()
+    waiting = [agent]
     while waiting:
         each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen[id(each)] = each
-        _prepare_one(each)
-        waiting += _reachable(each)
+        if id(each) not in found:
+            found[id(each)] = each
+            waiting += _reachable(each)
+    return [*found.values()]
 
 
 def _prepare_one(agent: Agent[Any]) -> None:
@@ -52,13 +58,14 @@ def _prepare_one(agent: Agent[Any]) -> None:
         prepare_tool(tool)
     if _PREPARED not in vars(agent):
         setattr(agent, _PREPARED, True)
-        agent.get_all_tools = _prepared_tools(agent.get_all_tools)  # type: ignore[method-assign]
+        agent.get_all_tools = _prepared_tools(agent, agent.get_all_tools)  # type: ignore[method-assign]
 
 
-def _prepared_tools(get_all_tools: Callable[..., Any]) -> Callable[..., Any]:
+def _prepared_tools(agent: Agent[Any], get_all_tools: Callable[..., Any]) -> Callable[..., Any]:
     """The tools that the SDK asks an agent for: those of MCP servers are made anew each time."""
 
     async def prepared_tools(run_context: Any) -> Any:
+        await connect(agent.mcp_servers)
         tools = await get_all_tools(run_context)
         for tool in tools:
             prepare_tool(tool)
@@ -67,7 +74,7 @@ def _prepared_tools(get_all_tools: Callable[..., Any]) -> Callable[..., Any]:
     return prepared_tools
 
 
-def _reachable(agent: Agent[Any]) -> list[Any]:
+def _reachable(agent: Agent[Any]) -> list[Agent[Any]]:
     found: list[Any] = []
     for handoff in agent.handoffs:
         target: Any = handoff

@@ -194,7 +194,9 @@ class ApprovalCore:
             run_id=run_id,
             channel=self._index.channel,
         )
-        reply = yield from self._runs.written(place, call, was=_WAITING)
+        reply = yield from self._runs.written(
+            place, call, was=_was(operation_id), is_done=lambda reply: len(reply) > 4
+        )
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
         calls = tuple(call_id.decode() for call_id in reply[4:])
@@ -234,7 +236,7 @@ class ApprovalCore:
             roles=pack(list(who)),
             channel=self._index.channel,
         )
-        reply = yield from self._runs.written(place, call, was=_WAITING)
+        reply = yield from self._runs.written(place, call, was=_was(operation_id))
         if reply[0] != Code.DONE:
             raise _refusal(run_id, call_id, who, reply)
         entry = Entry(run_id, call_id, reply[4].decode(), reply[3].decode(), place.session_id)
@@ -253,6 +255,11 @@ class ApprovalCore:
                 record = yield from self._runs.read(entry.run, with_snapshot=False)
                 known[entry.run] = record.pending
         return next((call for call in known[entry.run] if call.call_id == entry.call), None)
+
+
+def _was(operation_id: str | None) -> Sequence[Status]:
+    """Statuses that a change may end; with an id of the caller's it may be an old one."""
+    return _WAITING if operation_id is None else ()
 
 
 def _refusal(run_id: str, call_id: str, who: tuple[str, ...], reply: Reply) -> Exception:

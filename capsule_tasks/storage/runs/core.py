@@ -177,7 +177,8 @@ class RunCore(LedgerCore):
                 message=message,
                 held_ms=held_ms,
             )
-            reply = yield from self.written(place, call, "running", was=["queued"])
+            was = _was(operation_id, "queued")
+            reply = yield from self.written(place, call, "running", was=was)
             if reply[0] == Code.LOST:
                 hold, held_ms = yield from self.owners.hold(incarnation, run_id, name)
                 continue
@@ -271,7 +272,7 @@ class RunCore(LedgerCore):
             place,
             call,
             *([] if status == "running" else [status]),
-            was=["running"],
+            was=_was(operation_id, "running"),
             requests=approval_requests,
         )
         if reply[0] == Code.FULL:
@@ -301,7 +302,9 @@ class RunCore(LedgerCore):
         name = named("run_release", operation_id)
         place = yield from self._place_of(claim)
         try:
-            status, _ = yield from self._released(place, claim.token, name, is_lost=False)
+            status, _ = yield from self._released(
+                place, claim.token, name, is_lost=False, was=_was(operation_id, "running")
+            )
         except RunNotFound:
             raise RunClaimLost(claim.run_id, GONE) from None
         yield from self.owners.drop(claim.owner, claim.hold)
@@ -323,7 +326,8 @@ class RunCore(LedgerCore):
             ttl_ms=self._ttl_ms,
             by=sendable(by or "") or "somebody",
         )
-        reply = yield from self.written(place, call, was=["queued", "interrupted"])
+        was = _was(operation_id, "queued", "interrupted")
+        reply = yield from self.written(place, call, was=was)
         if reply[0] != Code.DONE:
             raise refusal(run_id, reply)
         yield from self.drop_approvals(place, reply[4])
@@ -380,7 +384,13 @@ class RunCore(LedgerCore):
             raise RunClaimLost(claim.run_id, GONE) from None
 
     def _released(
-        self, place: Place, token: int, operation: str, *, is_lost: bool
+        self,
+        place: Place,
+        token: int,
+        operation: str,
+        *,
+        is_lost: bool,
+        was: Sequence[Status] = ("running",),
     ) -> Operation[tuple[Status, int]]:
         """The status of a run without the owner that had this token, and when it changed."""
         call = partial(
@@ -391,7 +401,7 @@ class RunCore(LedgerCore):
             token=token,
             is_lost=int(is_lost),
         )
-        reply = yield from self.written(place, call, "queued", was=["running"])
+        reply = yield from self.written(place, call, "queued", was=was)
         if reply[0] != Code.DONE:
             raise refusal(place.run_id, reply)
         return status_of(reply[1]), int(reply[2])
@@ -403,12 +413,14 @@ class RunCore(LedgerCore):
         *expected: Status,
         was: Sequence[Status] = (),
         requests: Sequence[ApprovalRequest] | None = None,
+        is_done: Callable[[Reply], bool] = lambda _: True,
     ) -> Operation[Reply]:
         """The reply of a script that may change a run's status, or let calls wait.
 
         The run is added to the index with the status that it is expected to have, and the calls to
         theirs. The script refuses another status, and what was added too long ago, as a reader may
-        have dropped it. Afterwards the index loses the status that the run had.
+        have dropped it, or before a change that another process has made since, as that process may
+        have. Afterwards the index loses the status that the run had.
         """
         statuses = {*expected}
         packed = pack([approval_index.packed(request) for request in requests or ()])
@@ -426,7 +438,7 @@ class RunCore(LedgerCore):
             if reply[0] != Code.LATE:
                 break
             statuses |= {status_of(each) for each in reply[1:]}
-        if listed and reply[0] in (Code.DONE, Code.EXPIRED):
+        if listed and reply[0] in (Code.DONE, Code.EXPIRED) and is_done(reply):
             for status in was:
                 if status not in listed:
                     yield from self.run_index.leave(place, status, min(listed.values()))
@@ -459,3 +471,12 @@ class RunCore(LedgerCore):
         check_value("schema", schema, Text)
         check_value("agent", agent, Text)
         check_calls("approval_requests", requests, ApprovalRequest)
+
+
+def _was(operation_id: str | None, *statuses: Status) -> Sequence[Status]:
+    """The statuses whose entries a change drops from the index: those that the run may have had.
+
+    A change with an id of the caller's may have been made long ago, and the run may have such a
+    status again. Then readers drop what is wrong.
+    """
+    return statuses if operation_id is None else ()

@@ -200,6 +200,7 @@ def test_a_turn_leaves_exactly_this(scene: Scene) -> None:
     record = scene.client.hgetall(keys.run)
     for name in (b"created", b"updated", b"token"):
         assert int(record.pop(name)) > 10**15
+    assert int(record.pop(b"listed")) > 10**12
     assert unpack(record.pop(b"pending")) == []
     assert record == {
         b"status": b"running",

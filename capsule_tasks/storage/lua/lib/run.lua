@@ -5,9 +5,11 @@
 -- `pending` (MessagePack: ids of calls that wait), `created` and `updated` (microseconds of
 -- Redis's clock; no two changes have the same `updated`), `message` (that brings the run to a
 -- worker), `unsent` (`updated` when somebody became obliged to send that message, until it is known
--- to be sent, or a worker claims the run), `journal_bytes` (of the journal), `losses` (owners that
--- were lost since the run last made progress), `lost_at` (how far it had come when the last one was
--- lost), `usage` (of all turns), and of an ended run `result` and `error`. Of a run that was deleted only the status
+-- to be sent, or a worker claims the run), `listed` (when the latest change was added to the index
+-- of runs: what was added before may have been dropped), `journal_bytes` (of the journal), `losses`
+-- (owners that were lost since the run last made progress), `lost_at` (how far it had come when the
+-- last one was lost), `usage` (of all turns), and of an ended run `result` and `error`. Of a run
+-- that was deleted only the status
 -- `deleted` is left for some time: it does not exist, and cannot be created again.
 --
 -- The ledger is a hash: `approval:<call>` (a call that waits for a decision), `decision:<call>`,
@@ -22,12 +24,13 @@ local DELETED = 'deleted'
 
 local function load_run(run_key)
   local got = redis.call('HMGET', run_key, 'status', 'revision', 'turn', 'owner', 'token',
-    'cancel', 'pending', 'updated', 'schema', 'agent', 'unsent')
+    'cancel', 'pending', 'updated', 'schema', 'agent', 'unsent', 'listed')
   if not got[1] or got[1] == DELETED then return nil end
   return {
     was = got[1], status = got[1], revision = tonumber(got[2]), turn = tonumber(got[3]),
     owner = got[4], token = tonumber(got[5]), cancel = got[6], pending = cmsgpack.unpack(got[7]),
     updated = tonumber(got[8]), schema = got[9], agent = got[10], unsent = got[11],
+    listed = tonumber(got[12] or 0),
   }
 end
 
@@ -41,7 +44,8 @@ local function save_run(run_key, ledger_key, run, now_us, ttl_ms)
     'status', run.status, 'revision', whole(run.revision), 'turn', whole(run.turn),
     'owner', run.owner, 'token', whole(run.token), 'cancel', run.cancel,
     'pending', cmsgpack.pack(run.pending), 'updated', whole(run.updated),
-    'schema', run.schema, 'agent', run.agent, 'unsent', run.unsent)
+    'schema', run.schema, 'agent', run.agent, 'unsent', run.unsent,
+    'listed', whole(run.listed or 0))
   redis.call('PEXPIRE', run_key, ttl_ms)
   redis.call('PEXPIRE', ledger_key, ttl_ms)
   if run.status ~= run.was then redis.call('PUBLISH', run_key .. ':changed', '') end
@@ -87,12 +91,27 @@ local function decide(ledger_key, request, decision, always, now_us)
   redis.call('HSET', ledger_key, 'standing', cmsgpack.pack(others))
 end
 
+-- Notes when a change was listed: its writer drops what was added to the index before that. With
+-- the key the note is stored at once. Returns the run.
+local function note_listed(run, listed, run_key)
+  local first
+  for _, at_ms in pairs(listed) do first = math.min(first or at_ms, at_ms) end
+  run.listed = math.max(run.listed or 0, first or 0)
+  if run_key then redis.call('HSET', run_key, 'listed', whole(run.listed)) end
+  return run
+end
+
 -- The refusal to give a run a status under which it is not in the index of runs, else nil.
 -- `listed` has the statuses, each with the time when the run was added under it.
 local function unlisted(run, status, listed, now_us)
-  if run.status == status then return nil end
-  if listed[status] and not is_outdated(listed[status], now_us) then return nil end
-  return {LATE, status}
+  if run.status ~= status then
+    local at_ms = listed[status]
+    if not at_ms or at_ms < (run.listed or 0) or is_outdated(at_ms, now_us) then
+      return {LATE, status}
+    end
+  end
+  note_listed(run, listed)
+  return nil
 end
 
 -- Queues a parked run. Returns 1 if the caller has to send a message for it, else 0.

@@ -34,6 +34,7 @@ local late = run.status ~= 'running' and unlisted(run, 'cancelled', listed, now_
 if late then return late end
 
 local dropped = {}
+note_listed(run, listed)
 if run.cancel == '' then run.cancel = by end
 if run.status ~= 'running' then
   cancel_unowned(run)

@@ -80,7 +80,7 @@ local is_handed_back = status == 'interrupted' or status == 'queued'
 local is_repeat = run.token == token and run.revision == revision + 1 and run.turn == turn
   and (run.status == status or is_handed_back and run.status ~= 'running')
 if is_repeat and redis.call('HGET', run_key, 'snapshot') == snapshot then
-  return committed(run)
+  return committed(note_listed(run, listed, run_key))
 end
 if run.token ~= token or run.status ~= 'running' then
   return {STALE, run.status, whole(run.token)}

@@ -35,7 +35,7 @@ class Choice:
 
 
 @coroutine
-def _stopped(what: Call | Choice) -> Generator[Call | Choice, Any, Any]:
+def stopped(what: Call | Choice) -> Generator[Call | Choice, Any, Any]:
     return (yield what)
 
 
@@ -46,7 +46,7 @@ class SteppedStore:
     location: Any = None
 
     async def run(self, call: Call) -> Reply:
-        reply: Reply = await _stopped(call)
+        reply: Reply = await stopped(call)
         return reply
 
     async def close(self) -> None: ...
@@ -128,11 +128,11 @@ class Host:
             begun = await self.store.begin(session_id, token)
             if begun is not None:
                 self.began.append((session_id, token, begun))
-                if await _stopped(Choice(4)) == 0:  # a shutdown: the call is not over
+                if await stopped(Choice(4)) == 0:  # a shutdown: the call is not over
                     await self.store.release(session_id, token, even_unfinished=True)
                     return
                 await self.store.done(session_id, token, begun.seq)
-            elif await _stopped(Choice(2)) == 0:
+            elif await stopped(Choice(2)) == 0:
                 try:
                     await self.store.release(session_id, token)
                 except SessionUnfinished:

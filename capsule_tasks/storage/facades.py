@@ -17,6 +17,7 @@ from redis import RedisCluster as SyncRedisCluster
 from redis.asyncio import Redis, RedisCluster
 
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage.connections.asynchronous import AsyncConnections, InjectedClient
 from capsule_tasks.storage.connections.blocking import InjectedSyncClient, SyncConnections
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
@@ -58,9 +59,12 @@ class Facade(Generic[Target]):
     _store_of: ClassVar[Callable[..., Any]]
     _method_of: ClassVar[Callable[..., Any]]
 
-    def __init__(self, redis: Target) -> None:
+    def __init__(self, redis: Target, connection: ConnectionSettings | None = None) -> None:
+        """`connection` are the settings of the connections to a URL."""
         self._owns_store = isinstance(redis, str)
-        self.store = self._store_of(redis)
+        if connection is not None and not self._owns_store:
+            raise InvalidSetting("connection", connection, "None: the connections were given")
+        self.store = self._store_of(redis, connection)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -75,9 +79,9 @@ class AsyncFacade(Facade[AsyncTarget]):
     store: AsyncStore
 
     @staticmethod
-    def _store_of(redis: Any) -> Any:
+    def _store_of(redis: Any, connection: ConnectionSettings | None) -> Any:
         if isinstance(redis, str):
-            return AsyncConnections(redis)
+            return AsyncConnections(redis, connection)
         if isinstance(redis, (Redis, RedisCluster)):
             return InjectedClient(redis)
         if hasattr(redis, "run"):
@@ -111,9 +115,9 @@ class SyncFacade(Facade[SyncTarget]):
     store: SyncStore
 
     @staticmethod
-    def _store_of(redis: Any) -> Any:
+    def _store_of(redis: Any, connection: ConnectionSettings | None) -> Any:
         if isinstance(redis, str):
-            return SyncConnections(redis)
+            return SyncConnections(redis, connection)
         if isinstance(redis, (SyncRedis, SyncRedisCluster)):
             return InjectedSyncClient(redis)
         if hasattr(redis, "run_blocking"):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
 
+from capsule_tasks.client.runs.stores import run_store
 from capsule_tasks.settings import ConnectionSettings
 from capsule_tasks.storage import (
-    AsyncConnections,
     PlannedCall,
     RunStore,
     SyncConnections,
@@ -55,20 +56,42 @@ def test_an_append_waits_for_the_replica(
     assert "0 replicas have what was written, not 1" in caplog.text
 
 
+def store_of_runs(url: str, settings: ConnectionSettings, *, is_of_an_app: bool) -> RunStore:
+    if not is_of_an_app:
+        return RunStore(url, connection=settings)
+    app = Celery("shop", set_as_current=False)
+    app.conf.capsule_redis_url = url
+    app.conf.capsule_publish = {
+        "replicas": settings.replicas,
+        "replica_wait_s": settings.replica_wait_s,
+    }
+    return run_store(app)
+
+
+@pytest.mark.parametrize("is_of_an_app", [False, True])
 async def test_a_started_call_and_a_commit_wait_for_the_replica(
-    pair: tuple[str, redis.Redis],
+    pair: tuple[str, redis.Redis], caplog: pytest.LogCaptureFixture, is_of_an_app: bool
 ) -> None:
     url, replica = pair
-    store = AsyncConnections(url, PATIENT)
-    runs = RunStore(store)
-    await runs.lease("w", LASTING).acquire()
-    for number in range(20):
-        run_id = f"run{number}"
-        await runs.create(run_id, run_id, b"{}", schema="mine/1", agent="a")
-        claim = await runs.claim(run_id, "w")
+    async with store_of_runs(url, PATIENT, is_of_an_app=is_of_an_app) as runs:
+        await runs.lease("w", LASTING).acquire()
+        for number in range(20):
+            run_id = f"run{number}"
+            await runs.create(run_id, run_id, b"{}", schema="mine/1", agent="a")
+            claim = await runs.claim(run_id, "w")
+            await runs.start_calls(claim, [PlannedCall("c", "look")])
+            (ledger,) = replica.keys(f"*{run_id}}}*:ledger")
+            assert any(b"c" in name for name in replica.hkeys(ledger))
+            await runs.commit(claim, b"{}", turn=1, status="completed", items=[{"number": number}])
+            assert replica.keys(f"*{run_id}}}:items")
+    assert not caplog.records
+    replica.replicaof("NO", "ONE")
+    async with store_of_runs(url, IMPATIENT, is_of_an_app=is_of_an_app) as runs:
+        await runs.create("alone", "alone", b"{}", schema="mine/1", agent="a")
+        claim = await runs.claim("alone", "w")
+        caplog.clear()
         await runs.start_calls(claim, [PlannedCall("c", "look")])
-        (ledger,) = replica.keys(f"*{run_id}}}*:ledger")
-        assert any(b"c" in name for name in replica.hkeys(ledger))
-        await runs.commit(claim, b"{}", turn=1, status="completed", items=[{"number": number}])
-        assert replica.keys(f"*{run_id}}}:items")
-    await store.close()
+        assert "0 replicas have what was written, not 1" in caplog.text
+        caplog.clear()
+        await runs.commit(claim, b"{}", turn=1, status="completed")
+        assert "0 replicas have what was written, not 1" in caplog.text

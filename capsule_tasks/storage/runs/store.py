@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import cached_property
 
-from capsule_tasks.settings import LeaseSettings, RunSettings
+from capsule_tasks.settings import ConnectionSettings, LeaseSettings, RunSettings
 from capsule_tasks.storage import facades
 from capsule_tasks.storage.kept_leases import kept, kept_blocking
 from capsule_tasks.storage.leases import LeaseCore
@@ -79,8 +79,14 @@ class SyncApprovals(_Approvals[facades.SyncTarget], facades.SyncFacade):
 
 
 class _RunStore(facades.Facade[facades.Target]):
-    def __init__(self, redis: facades.Target, *, settings: RunSettings | None = None) -> None:
-        super().__init__(redis)
+    def __init__(
+        self,
+        redis: facades.Target,
+        *,
+        settings: RunSettings | None = None,
+        connection: ConnectionSettings | None = None,
+    ) -> None:
+        super().__init__(redis, connection)
         self.core = KeeperCore(settings or RunSettings(), self.store.location)
         self._doorbells = LoopDoorbells()
 

@@ -53,7 +53,7 @@ class Elsewhere:
         """Have a run claimed by an owner that will not renew its lease, or park it."""
         self.store.note_sent(run_id, self.create(run_id))
         owner = f"{run_id}-owner"
-        self.store.lease(owner, LeaseSettings(lease_s=1.0)).acquire()
+        self.store.lease(owner, LeaseSettings(lease_s=3.0)).acquire()
         claim = self.store.claim(run_id, owner)
         if ask:
             call = ApprovalRequest(call_id="c", tool="t", agent="a", fingerprint="f", **ask)

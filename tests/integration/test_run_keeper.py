@@ -17,12 +17,13 @@ from capsule_tasks.settings import LeaseSettings, RetrySettings, RunSettings
 from capsule_tasks.storage import ApprovalRequest, RunStore
 from capsule_tasks.storage.keys import RunIndexKeys
 from capsule_tasks.storage.runs import run_index
-from capsule_tasks.storage.runs.store import Lease
 from capsule_tasks.taskpool import run_keeper
 from capsule_tasks.taskpool.run_keeper import RunKeeper
 from capsule_tasks.testing.servers import PrivateServer
 
 LIMIT_S = 30.0
+LEASE_S = 2.0
+"""Of an owner that does not renew it, but has to claim within it."""
 SHORT = RetrySettings(attempts=2, first_delay_s=0.01, max_delay_s=0.02)
 
 
@@ -90,11 +91,12 @@ async def created(store: RunStore, run_id: str, *, is_sent: bool = True) -> None
 
 
 @asynccontextmanager
-async def short_lease(store: RunStore, owner: str) -> AsyncIterator[Lease]:
-    """A lease that lapses soon unless it is renewed."""
-    lease = store.lease(owner, LeaseSettings(lease_s=0.3))
+async def owner_until_the_end(store: RunStore, owner: str) -> AsyncIterator[None]:
+    """The lease of an owner that is gone once the block ends."""
+    lease = store.lease(owner, LeaseSettings(lease_s=600))
     await lease.acquire()
-    yield lease
+    yield
+    await lease.release()
 
 
 def ask(**limits: object) -> ApprovalRequest:
@@ -121,15 +123,15 @@ async def test_runs_of_an_owner_that_is_gone_are_sent_again(
 ) -> None:
     for number in range(3):
         await created(store, f"r{number}")
-    async with short_lease(store, "w-dead"):
-        for number in range(3):
-            await store.claim(f"r{number}", "w-dead")
+    await store.lease("w-dead", LeaseSettings(lease_s=LEASE_S)).acquire()
+    for number in range(3):
+        await store.claim(f"r{number}", "w-dead")
     await store.cancel("r2", by="ann")
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with keeping(valkey_url, prefix, broker):
         await broker.until(lambda: len(broker.sent) == 3)
-        assert loop.time() - began < 0.3 + 5
+        assert loop.time() - began < LEASE_S + 5
         assert sorted(broker.sent) == [(f"r{n}", f"to r{n}".encode()) for n in range(3)]
         assert [await noted(store, f"r{n}") for n in range(3)] == ["queued", "queued", "cancelled"]
 
@@ -229,7 +231,7 @@ async def test_keepers_wait_for_a_redis_that_is_away(
         port, url = server.port, server.url
         async with RunStore(url) as store:
             await created(store, "r")
-            async with short_lease(store, "w-dead"):
+            async with owner_until_the_end(store, "w-dead"):
                 await store.claim("r", "w-dead")
         server.stop()
         async with keeping(url, "capsule", broker, retry=SHORT):
@@ -248,12 +250,10 @@ async def test_keepers_wait_for_a_redis_that_is_away(
 async def test_each_of_many_keepers_sends_a_message_once_at_most(
     store: RunStore, valkey_url: str, prefix: str, broker: Broker
 ) -> None:
-    lease = store.lease("w-dead", LeaseSettings(lease_s=600))
-    await lease.acquire()
-    for number in range(20):
-        await created(store, f"owned{number}")
-        await store.claim(f"owned{number}", "w-dead")
-    await lease.release()
+    async with owner_until_the_end(store, "w-dead"):
+        for number in range(20):
+            await created(store, f"owned{number}")
+            await store.claim(f"owned{number}", "w-dead")
     for number in range(20):
         await created(store, f"unsent{number}", is_sent=False)
     async with keeping(valkey_url, prefix, broker, count=8):
@@ -269,9 +269,8 @@ async def test_what_a_keeper_left_half_done_another_one_finishes(
 ) -> None:
     monkeypatch.setattr(run_index, "SEND_AFTER_MS", 100)
     await created(store, "r")
-    async with short_lease(store, "w-dead") as lease:
+    async with owner_until_the_end(store, "w-dead"):
         await store.claim("r", "w-dead")
-        await lease.release()
     assert (await store.requeue("r", "w-dead")) is not None  # and dies before it sends the message
     async with keeping(valkey_url, prefix, broker):
         await broker.until(lambda: broker.sent)

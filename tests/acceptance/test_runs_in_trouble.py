@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from billiard.exceptions import TimeLimitExceeded
 from celery import group
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from capsule_tasks import Capsule
@@ -18,7 +20,7 @@ from capsule_tasks.client.runs.handle import RunHandle
 from capsule_tasks.client.runs.messages import RUN_TASK
 from capsule_tasks.client.runs.stores import sync_run_store
 from capsule_tasks.durable import INPUT_SCHEMA
-from capsule_tasks.errors import RunFailed
+from capsule_tasks.errors import RunCancelled, RunFailed
 from capsule_tasks.protocol.events import AttemptClaimed
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.acceptance.test_runs import AGENT, APP, attempts, effects, events_of, parked
@@ -136,6 +138,16 @@ def test_a_revoked_run_is_cancelled_when_its_message_comes(worker: Worker) -> No
     run.approve("go")
     assert attempts(events_of(run)) == ["claimed", "parked", "claimed", "cancelled"]
     eventually(lambda: run.state().status == "cancelled", "the end of the run")
+
+
+def test_a_run_whose_message_has_expired_is_cancelled(worker: Worker) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    run = Capsule(worker.app).runs.start(AGENT, "say done", expires=before)
+    with pytest.raises(TaskRevokedError):
+        outcome(run)
+    with pytest.raises(RunCancelled, match="expired"):
+        run.result(timeout_s=HANG_S)
+    assert attempts(events_of(run))[-1] == "cancelled"
 
 
 def test_a_run_without_a_usable_input_fails_its_task(worker: Worker) -> None:

@@ -27,8 +27,10 @@ from openai.types.responses import ResponseComputerToolCall
 from openai.types.responses.response_output_item import LocalShellCall
 
 from capsule_tasks.openai_agents import OpenAIEngine
+from capsule_tasks.openai_agents.current import UNCERTAIN
 from capsule_tasks.openai_agents.session import BufferedSession
-from capsule_tasks.storage import RunStore
+from capsule_tasks.runs.approvals import fingerprint_of
+from capsule_tasks.storage import PlannedCall, RunStore
 from tests.agents_script import ScriptedModel, StatelessModel, calls, says
 from tests.integration.durable_agents import LOOK, Log, Runs, alone, brief, look, office, relay
 
@@ -191,6 +193,70 @@ async def test_tools_of_mcp_servers_go_through_the_ledger(store: RunStore) -> No
     assert (await runs.drive()).status == "completed"
     assert (done, starts) == (["buy"], ["c1"])
     assert "bought" in json.dumps(await runs.items())
+
+
+async def test_calls_of_one_id_in_agents_used_as_tools_are_apart(store: RunStore) -> None:
+    paid: list[int] = []
+
+    @function_tool
+    async def pay(euros: int) -> str:
+        paid.append(euros)
+        return f"paid {euros}"
+
+    clerk = Agent(
+        name="clerk",
+        model=StatelessModel([calls("pay", '{"euros": 5}', "c1")], [says("paid it")]),
+        tools=[pay],
+    )
+    ask = [calls("ask_clerk", '{"input": "pay"}', call_id) for call_id in ("c1", "c2")]
+    desk = Agent(
+        name="desk",
+        model=StatelessModel(ask, [says("done")]),
+        tools=[clerk.as_tool("ask_clerk", "Ask.")],
+    )
+    runs = Runs(store, OpenAIEngine(desk))
+    await runs.start()
+    assert (await runs.drive()).status == "completed"
+    assert paid == [5, 5]
+
+
+async def test_the_model_is_told_of_an_uncertain_call(store: RunStore) -> None:
+    model = StatelessModel([LOOK], [says("done")])
+    agent = Agent(name="a", model=model, tools=[look])
+    runs = Runs(store, OpenAIEngine(agent, on_uncertain={"bare:look": "tell"}))
+    await runs.start()
+    claim = await store.claim("r", "w1")
+    fingerprint = fingerprint_of("bare:look", LOOK.arguments)
+    await store.start_calls(claim, [PlannedCall("c1", fingerprint)])
+    await store.release(claim)
+    assert (await runs.drive()).status == "completed"
+    assert ("function_call_output", "c1", UNCERTAIN) in brief(await runs.items())
+
+
+async def test_a_reply_to_another_input_is_discarded_and_reported(store: RunStore) -> None:
+    started = asyncio.Event()
+    asked: list[None] = []
+
+    @function_tool
+    async def look(what: str) -> str:
+        if not started.is_set():
+            started.set()
+            await asyncio.sleep(3600)
+        return f"saw {what}"
+
+    model = StatelessModel([LOOK], [says("done")], on_call=lambda: asked.append(None))
+    agent = Agent(name="a", model=model, tools=[look])
+    runs = Runs(store, OpenAIEngine(agent, on_uncertain="retry"))
+    await runs.start()
+    drive = asyncio.create_task(runs.drive())
+    await started.wait()
+    drive.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drive
+    await runs.history("r").add_items([{"role": "user", "content": "and be quick"}])
+    assert (await runs.drive()).status == "completed"
+    assert len(asked) == 3
+    assert [event.kind for event in runs.events].count("replies_discarded") == 1
 
 
 async def test_shells_and_computers_go_through_the_ledger(store: RunStore) -> None:

@@ -198,7 +198,7 @@ def test_a_delivery_after_the_end_repairs_what_was_not_reported(
 
 
 @pytest.mark.parametrize("by", ["the handle", "the execution"])
-def test_a_running_run_is_cancelled_in_milliseconds(
+def test_a_running_run_is_cancelled(
     capsule: Capsule, worker: Worker, by: str
 ) -> None:
     key = unique()

@@ -198,9 +198,7 @@ def test_a_delivery_after_the_end_repairs_what_was_not_reported(
 
 
 @pytest.mark.parametrize("by", ["the handle", "the execution"])
-def test_a_running_run_is_cancelled(
-    capsule: Capsule, worker: Worker, by: str
-) -> None:
+def test_a_running_run_is_cancelled(capsule: Capsule, worker: Worker, by: str) -> None:
     key = unique()
     run = capsule.runs.start(AGENT, f"say hello | mark {key}; sleep 3600")
     worker.heard(key)

@@ -15,6 +15,9 @@ _SEQUENCE = re.compile(
     """,
     re.VERBOSE,
 )
+_ORDER = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change the order in which others are shown: what a person reads, and approves,
+could differ from what is there."""
 _UNFINISHED = re.compile(
     r"(?:\x9b[0-?]*[ -/]*|\x1b(?:\[[0-?]*[ -/]*|[PX^_\]][^\x07\x1b\x9c]*\x1b?|[ -/]*)?|\r)\Z"
 )
@@ -58,5 +61,5 @@ def without_controls(text: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """A complete text on one line, without control sequences."""
-    return " ".join(without_controls(text).split())
+    """A complete text on one line, without control sequences and changes of its order."""
+    return _ORDER.sub("", " ".join(without_controls(text).split()))

@@ -69,5 +69,11 @@ def test_cleaned_text_is_one_line() -> None:
     assert cleaned("a\nb\x1b[2Jc") == "a bc"
 
 
+def test_cleaned_text_is_shown_in_its_order() -> None:
+    assert cleaned('{"to": "\u202eeve\u202c", "for": "\u2066bob\u2069"}') == (
+        '{"to": "eve", "for": "bob"}'
+    )
+
+
 def test_text_of_several_lines_keeps_its_breaks() -> None:
     assert without_controls("a\n\x1b]0;title\x07  b\x1b[2J\n") == "a\n  b\n"

@@ -195,6 +195,18 @@ def test_a_run_whose_agent_a_worker_does_not_have_goes_to_one_that_has(
     assert attempts(events_of(run)) == ["claimed", "succeeded"]
 
 
+def test_a_cancelled_run_is_ended_by_a_worker_that_does_not_have_its_agent(
+    worker: Worker, tmp_path: Path
+) -> None:
+    worker.stop()
+    with a_member_of(worker, tmp_path, TEST_NO_AGENT="1") as bare:
+        run = Capsule(worker.app).runs.start(AGENT, "say done")
+        eventually(lambda: "no agent is registered as 'script'" in bare.log, "a handover")
+        assert run.cancel() == "cancelled"
+        with pytest.raises(TaskRevokedError):
+            run.execution.get(timeout=HANG_S)
+
+
 def test_a_soft_time_limit_fails_the_run(worker: Worker) -> None:
     run = Capsule(worker.app).runs.start(AGENT, "say hello | sleep 3600", soft_time_limit=1)
     with pytest.raises(RunFailed) as failed:

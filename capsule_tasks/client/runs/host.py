@@ -23,8 +23,9 @@ from capsule_tasks.client.configuration import (
 from capsule_tasks.client.runs.registry import RegisteredAgent
 from capsule_tasks.client.runs.stores import run_store, sync_run_store
 from capsule_tasks.durable import RunDriver, RunEvent, RunFailure, RunStop
-from capsule_tasks.errors import LeaseLost
+from capsule_tasks.errors import LeaseLost, RunEnded
 from capsule_tasks.storage.executions.store import ExecutionStore
+from capsule_tasks.storage.runs.types import ENDED
 
 log = logging.getLogger("capsule_tasks.child")
 
@@ -78,6 +79,12 @@ class RunHost:
     async def fail(self, run_id: str, agent: RegisteredAgent, failure: RunFailure) -> RunStop:
         """End a run that is queued as failed."""
         return await self._driven(agent, lambda driver: driver.fail(run_id, agent.engine, failure))
+
+    async def refuse_ended(self, run_id: str) -> None:
+        """Raise RunEnded, as a claim does, for a run that has ended."""
+        record = await self._store.read(run_id, with_snapshot=False)
+        if record.status in ENDED:
+            raise RunEnded(run_id, record.status, record.result, record.error)
 
     async def execution_state(self, run_id: str) -> str:
         """The state of the run's execution; `lost` if it runs under a lease that has lapsed."""

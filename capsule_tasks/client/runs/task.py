@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextlib import suppress
 from typing import Any
 
 import celery
@@ -20,6 +21,7 @@ from capsule_tasks.client.task import Task
 from capsule_tasks.durable import RunFailure, RunStop
 from capsule_tasks.durable.driver import NOT_READABLE
 from capsule_tasks.errors import (
+    AgentNotRegistered,
     CodeNotRun,
     LeaseLost,
     RunCancelled,
@@ -80,10 +82,10 @@ class RunTask(Task, celery.Task):
         run_id, message = str(self.request.id), message_of_request(self)
         host = run_host(self.app)
         try:
-            registered = runs_of(self.app).agent(agent)
-            if given is not None:
-                await _create(host, run_id, session, registered, given, context)
             try:
+                registered = await _registered(self.app, host, run_id, agent)
+                if given is not None:
+                    await _create(host, run_id, session, registered, given, context)
                 stop = await _driven(host, run_id, registered, message)
             except RunEnded as ended:
                 state = await host.execution_state(run_id)
@@ -104,6 +106,16 @@ class RunTask(Task, celery.Task):
         log.warning("run %s goes to another worker: %s", run_id, why)
         await asyncio.sleep(_random.uniform(*_PAUSE_S))
         raise Reject(why, requeue=True)
+
+
+async def _registered(app: Any, host: RunHost, run_id: str, agent: str) -> RegisteredAgent:
+    """The agent of a run. A worker without it can still report the end of a run that has ended."""
+    try:
+        return runs_of(app).agent(agent)
+    except AgentNotRegistered:
+        with suppress(RunNotFound):  # a run of a canvas, which its first worker stores
+            await host.refuse_ended(run_id)
+        raise
 
 
 async def _create(

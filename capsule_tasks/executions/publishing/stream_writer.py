@@ -110,7 +110,7 @@ class StreamWriter:
         self._came_at = asyncio.get_running_loop().time()
 
     @property
-    def _is_young_s(self) -> float:
+    def _young_s(self) -> float:
         """The age from which the attempt takes nothing from one that came later.
 
         A run that another worker could have by now has stood still for most of its lease.
@@ -262,7 +262,7 @@ class StreamWriter:
         why = Refusal.CLOSED
         if isinstance(news, AttemptStale):
             age_s = asyncio.get_running_loop().time() - self._came_at
-            if may_take_over and age_s < self._is_young_s:
+            if may_take_over and age_s < self._young_s:
                 why = Refusal.RUNS_ELSEWHERE
             else:
                 self._log_refusal(news)

@@ -10,7 +10,7 @@ from agents.sandbox import SandboxAgent
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.openai_agents.hooks import QuietAgentHooks
-from capsule_tasks.openai_agents.mcp_servers import connect
+from capsule_tasks.openai_agents.mcp_servers import connect, reconnect
 from capsule_tasks.openai_agents.models import journaled
 from capsule_tasks.openai_agents.snapshots import replace_slow_parts
 from capsule_tasks.openai_agents.tools import prepare_tool, teach_the_sdk
@@ -66,7 +66,12 @@ def _prepared_tools(agent: Agent[Any], get_all_tools: Callable[..., Any]) -> Cal
 
     async def prepared_tools(run_context: Any) -> Any:
         await connect(agent.mcp_servers)
-        tools = await get_all_tools(run_context)
+        try:
+            tools = await get_all_tools(run_context)
+        except Exception:
+            if not await reconnect(agent.mcp_servers):
+                raise
+            tools = await get_all_tools(run_context)
         for tool in tools:
             prepare_tool(tool)
         return tools

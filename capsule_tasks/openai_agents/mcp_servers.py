@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextvars import Context
 from typing import Any
 
 from agents.mcp import MCPServer
+
+from capsule_tasks.errors import reason_of
+
+log = logging.getLogger("capsule_tasks.openai_agents")
 
 
 async def connect(servers: Sequence[MCPServer]) -> None:
@@ -23,6 +28,21 @@ async def connect(servers: Sequence[MCPServer]) -> None:
             connection = _connections[server] = _Connection(server)
         # A turn that is cancelled meanwhile leaves it to the others that wait for it.
         await asyncio.shield(connection.is_made)
+
+
+async def reconnect(servers: Sequence[MCPServer]) -> bool:
+    """Connect anew those of our servers that do not answer; whether any of them is ours."""
+    ours = {server: _connections[server] for server in servers if server in _connections}
+    for server, connection in ours.items():
+        try:
+            # Another turn may be connecting it: only a connection that failed is closed.
+            await asyncio.shield(connection.is_made)
+            await server.list_tools()
+        except Exception as error:  # noqa: BLE001  each transport has errors of its own
+            log.warning("MCP server %s does not answer: %s", server.name, reason_of(error))
+            await connection.close()
+    await connect([*ours])
+    return bool(ours)
 
 
 async def disconnect(servers: Sequence[MCPServer]) -> None:
@@ -54,9 +74,11 @@ class _Connection:
                 await self._is_over.wait()
             finally:
                 await self._server.cleanup()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  each transport has errors of its own
             if self.is_made.done():
-                raise
+                why = reason_of(error)
+                log.warning("MCP server %s could not be closed: %s", self._server.name, why)
+                return
             self.is_made.set_exception(error)
             self.is_made.exception()  # it was seen, although all who waited may be gone
         finally:

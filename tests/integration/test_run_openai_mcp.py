@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -117,6 +118,23 @@ async def test_a_server_that_cannot_be_connected_fails_the_run_and_is_tried_agai
     server.params.args[1] = SHOP  # the server is mended
     await runs.start(run_id="b")
     assert (await runs.drive("b")).status == "completed"
+
+
+async def test_a_server_that_died_is_connected_again(
+    store: RunStore, log: Path, made: list[OpenAIEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    program = SHOP.replace('"started"', '"started", os.getpid()').replace("import", "import os,", 1)
+    server = shop(log, program=program)
+    made.append(OpenAIEngine(buyer(server)))
+    runs = Runs(store, made[0])
+    for run_id in ("a", "b", "c"):
+        await runs.start(run_id=run_id)
+    assert (await runs.drive("a")).status == "completed"
+    os.kill(int(log.read_text().split()[1]), signal.SIGKILL)
+    stops = await asyncio.gather(runs.drive("b"), runs.drive("c"))
+    assert {stop.status for stop in stops} == {"completed"}
+    assert log.read_text().count("started") == 2
+    assert "does not answer" in caplog.text
 
 
 async def test_a_cancel_of_a_drive_that_connects_hands_the_run_back(

@@ -12,6 +12,7 @@ from typing import Any
 
 from capsule_tasks.durable import Ledger, OnUncertain, ToolCall
 from capsule_tasks.openai_agents import outputs
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.approvals import PendingCall
 from capsule_tasks.storage.keys import MAX_ID_BYTES
 
@@ -90,7 +91,7 @@ async def recorded(
     async def make_and_encode() -> bytes:
         with within(turn, call.call_id):
             try:
-                made.append(await _without_exit(make()))
+                made.append(await _usable(make()))
             except (Exception, asyncio.CancelledError) as error:
                 turn.causes.of_tools.append(error)
                 raise
@@ -109,10 +110,14 @@ async def recorded(
     return made[0] if made else outputs.decoded(outcome.output)
 
 
-async def _without_exit(making: Awaitable[Any]) -> Any:
-    """What is awaited; a tool that exits fails, and does not end the process of all other runs."""
+async def _usable(making: Awaitable[Any]) -> Any:
+    """What is awaited, as text that can be stored.
+
+    A tool that exits fails, and does not end the process of all other runs.
+    """
     try:
-        return await making
+        output = await making
+        return sendable(output) if isinstance(output, str) else output
     except (SystemExit, KeyboardInterrupt) as exit_:
         raise RuntimeError(f"the tool raised {exit_!r}") from exit_
 

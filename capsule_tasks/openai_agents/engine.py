@@ -141,7 +141,11 @@ class OpenAIEngine:
     def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
         """The snapshot of a new run: its input, a text or items, and its context."""
         if context is not None and self._serializer is not None:
-            context = dict(self._serializer(context))
+            try:
+                context = dict(self._serializer(context))
+            except Exception as error:
+                must = f"what context_serializer takes; it raised {error!r}"
+                raise InvalidSetting("context", context, must) from error
         return first_snapshot(given, context), INPUT_SCHEMA, AgentId(self._agent.name).text
 
     def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:

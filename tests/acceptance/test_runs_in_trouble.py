@@ -195,6 +195,19 @@ def test_a_run_whose_agent_a_worker_does_not_have_goes_to_one_that_has(
     assert attempts(events_of(run)) == ["claimed", "succeeded"]
 
 
+def test_a_run_that_comes_to_a_pool_of_celery_s_own_goes_to_another_worker(
+    worker: Worker, tmp_path: Path
+) -> None:
+    worker.stop()
+    url = worker.environment["REDIS_URL"]
+    with Worker(url, tmp_path, "-P", "threads", app=APP, queue=worker.queue) as other:
+        run = Capsule(worker.app).runs.start(AGENT, "say done")
+        eventually(lambda: f"run {run.id} goes to another worker" in other.log, "a handover")
+        worker.start()
+        assert outcome(run) == "done"
+    assert attempts(events_of(run)) == ["claimed", "succeeded"]
+
+
 def test_a_cancelled_run_is_ended_by_a_worker_that_does_not_have_its_agent(
     worker: Worker, tmp_path: Path
 ) -> None:

@@ -54,6 +54,18 @@ async def test_an_error_of_the_model_fails_the_run(store: RunStore) -> None:
     assert failure == RunFailure("model", "ConnectionError", "no route to the model")
 
 
+async def test_text_that_utf_8_does_not_have_is_stored_with_escapes(store: RunStore) -> None:
+    @function_tool
+    async def listing() -> str:
+        return "name \udcff"
+
+    model = StatelessModel([calls("listing", "{}", "c1")], [says("done")])
+    runs = Runs(store, OpenAIEngine(Agent(name="a", model=model, tools=[listing])))
+    await runs.start()
+    assert (await runs.drive()).status == "completed"
+    assert "name \\udcff" in [item[2] for item in brief(await runs.items())]
+
+
 @pytest.mark.parametrize("is_sync", [True, False])
 async def test_a_tool_that_exits_fails_and_not_the_process(store: RunStore, is_sync: bool) -> None:
     def leave() -> str:

@@ -26,6 +26,7 @@ from mcp.types import CallToolResult, TextContent, Tool
 from openai.types.responses import ResponseComputerToolCall
 from openai.types.responses.response_output_item import LocalShellCall
 
+from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.openai_agents import OpenAIEngine
 from capsule_tasks.openai_agents.current import UNCERTAIN
 from capsule_tasks.openai_agents.session import BufferedSession
@@ -136,6 +137,8 @@ async def test_the_context_is_kept_over_turns_and_processes(store: RunStore) -> 
         context_serializer=dataclasses.asdict,
         context_deserializer=lambda data: Basket(**data),
     )
+    with pytest.raises(InvalidSetting, match="context_serializer takes; it raised TypeError"):
+        engine.first("go", {"count": 40})
     runs = Runs(store, engine)
     await runs.start(context=Basket(40))
     assert await runs.to_end() == "completed"

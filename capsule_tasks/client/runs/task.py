@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +43,8 @@ log = logging.getLogger("capsule_tasks.child")
 _PAUSE_S = (1.0, 3.0)
 """Before a message goes to another worker: this one, too, may get it again."""
 
+_NEEDS = "runs are driven by a worker whose pool is capsule_tasks.taskpool:TaskPool"
+
 _random = random.Random()  # noqa: S311  leaves the program's own generator alone
 
 
@@ -70,15 +74,24 @@ class RunTask(Task, celery.Task):
             "silent_retention_s": max(runs.ended_ttl_s, events.silent_retention_s),
         }
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Drive the run in a pool of ours; in another pool, have another worker do it."""
+        made: Any = self.run(*args, **kwargs)
+        if not inspect.iscoroutine(made):
+            return made
+        made.close()  # Celery's own pools run no coroutines
+        if self.request.is_eager:
+            raise CodeNotRun(f"{_NEEDS}, and not eagerly")
+        log.warning("run %s goes to another worker: %s, and not this one", self.request.id, _NEEDS)
+        time.sleep(_random.uniform(*_PAUSE_S))
+        raise Reject(_NEEDS, requeue=True)
+
     async def run(
         self, given: Any = None, *, agent: str, session: str | None = None, context: Any = None
     ) -> Any:
         """Drive the run of this id to its end, or until it waits for a person."""
         if self.request.is_eager:
-            raise CodeNotRun(
-                "runs are driven by a worker whose pool is capsule_tasks.taskpool:TaskPool, and "
-                "not eagerly"
-            )
+            raise CodeNotRun(f"{_NEEDS}, and not eagerly")
         run_id, message = str(self.request.id), message_of_request(self)
         host = run_host(self.app)
         try:
@@ -139,7 +152,7 @@ async def _driven(host: RunHost, run_id: str, agent: RegisteredAgent, message: b
     try:
         return await host.drive(run_id, agent, message)
     except SoftTimeLimitExceeded as limit:
-        failure = RunFailure("timeout", type(limit).__name__, f"the time limit has passed: {limit}")
+        failure = RunFailure("timeout", type(limit).__name__, "its soft time limit has passed")
         return await host.fail(run_id, agent, failure)
 
 

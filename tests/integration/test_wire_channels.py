@@ -114,7 +114,7 @@ async def converse(session: Session, seen: dict[str, set[str]]) -> None:
     await eventually(lambda: {"Unsupported", "Heartbeat"} <= seen.keys())
 
 
-OF_TASKS = {"SoftLimit", "TaskResult"}
+OF_TASKS = {"RunEvent", "SoftLimit", "TaskResult"}
 """Sent only where Celery tasks run, which `tests/acceptance` does with a real worker."""
 
 

@@ -471,5 +471,7 @@ class HostedSession:
         self._mark_used()
 
     def _mark_used(self) -> None:
+        if not (self._executions or self._tenant):
+            return  # the take came before the first call: its producer has listed the tenant
         profile = self._host.profile.name
         self._host.listing.used(SessionEntry(self.session_id, profile, self._tenant))

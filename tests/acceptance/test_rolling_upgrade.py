@@ -69,6 +69,7 @@ def test_no_run_fails_while_workers_of_two_versions_take_turns(
             assert capsule.runs.get(run_id).execution.get(timeout=HANG_S) == DONE
 
 
+@pytest.mark.full
 def test_a_run_that_only_newer_workers_read_waits_for_one(capsule: Capsule, tmp_path: Path) -> None:
     run_ids = [f"run-{number}" for number in range(RUNS)]
     with worker_of(capsule, tmp_path, 2) as new:

@@ -117,6 +117,7 @@ def test_a_worker_sends_what_is_due_to_the_queue_of_each_run(
         assert worker.stop() == 0, worker.log
 
 
+@pytest.mark.full
 def test_a_worker_waits_for_broker_and_redis_in_turn(
     servers: tuple[PrivateServer, PrivateServer], elsewhere: Elsewhere, tmp_path: Path
 ) -> None:

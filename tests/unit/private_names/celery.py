@@ -49,6 +49,7 @@ CELERY = (
         AsyncResult="(self, task_id, **kwargs)",
         apply="(… args, kwargs, **options)",
         run="(self, *args, **kwargs)",
+        __call__="(self, *args, **kwargs)",
         throws="tuple",
         acks_late="NoneType",
         reject_on_worker_lost="NoneType",

@@ -197,7 +197,7 @@ class _Drive:
         self._publish = publish
         self._journal = dict(claim.journal)
         self._usage = claim.usage
-        """Of all turns, that of the turn that was just made included."""
+        """The usage of all turns, with that of the turn that was just made."""
 
     def tell_claimed(self) -> None:
         kind = "run_claimed" if self.claim.schema == INPUT_SCHEMA else "run_resumed"

@@ -111,7 +111,7 @@ async def recorded(
 
 
 async def _usable(making: Awaitable[Any]) -> Any:
-    """What is awaited, as text that can be stored.
+    """The output that is awaited; text in a form that can be stored.
 
     A tool that exits fails, and does not end the process of all other runs.
     """

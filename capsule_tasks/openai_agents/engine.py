@@ -69,7 +69,7 @@ TIMEOUTS = (ModelTimeoutError, ToolTimeoutError, APITimeoutError)
 
 @dataclasses.dataclass(frozen=True)
 class _Live:
-    """What the next turn in this process goes on with."""
+    """The state with which the next turn in this process goes on."""
 
     state: RunState[Any]
     items: SerializedItems

@@ -113,7 +113,7 @@ def _closing(stream: Any) -> AbstractAsyncContextManager[Any]:
 
 
 _REPEATED: dict[str, Any] = {"instructions": None, "tools": []}
-"""What a response repeats of its request, which may be long: it is not journaled."""
+"""Fields in which a response repeats its request, which may be long: they are not journaled."""
 
 
 def _stored(response: Response) -> bytes:

@@ -364,7 +364,7 @@ class RunEvent(ToParent, kw_only=True, tag="run_event"):
 
     @property
     def data(self) -> Any:
-        """What `json` has, decoded each time."""
+        """The value in `json`, decoded each time."""
         return msgspec.json.decode(self.json)
 
 

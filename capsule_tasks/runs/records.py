@@ -1,4 +1,4 @@
-"""What a run records for whoever continues it: usage, replies of models, results of guardrails.
+"""The records of a run for whoever continues it: usage, replies of models, results of guardrails.
 
 None of it repeats items that are in the history, so a snapshot does not grow with the turns.
 """
@@ -19,7 +19,7 @@ Item = dict[str, Any]
 
 
 class Spent(Part, frozen=True, kw_only=True):
-    """What models were asked for and what it took."""
+    """The requests to models, and the tokens and the time that they took."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -76,10 +76,10 @@ class GuardrailResult(Part, frozen=True, kw_only=True):
     """The call of a tool that a tool's guardrail was about; so is `tool`."""
     tool: ToolKey | None = None
     behavior: Literal["allow", "reject", "raise"] = "allow"
-    """What a tool's guardrail wants: `reject` gives the model `message` in place of an output."""
+    """The verdict of a tool's guardrail: `reject` puts `message` in place of the output."""
     message: str | None = None
     info: Any = None
-    """What the guardrail says of itself, as JSON."""
+    """Details that the guardrail gives, as JSON."""
     info_type: str | None = None
     """The type of an `info` that is not stored because it is not JSON."""
     unfiltered: bool = False

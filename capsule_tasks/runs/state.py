@@ -98,7 +98,7 @@ class RunState(Part, frozen=True):
     guardrails: tuple[GuardrailResult, ...] = ()
     """Results of guardrails; those of tools are of calls that are not over."""
     filtered_input: FilteredInput | None = None
-    """What the model sees in place of earlier items; None where no filter has changed its view."""
+    """Items that the model sees in place of earlier ones; None if no filter changed its view."""
     code: CodeSession | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class RunKeeper:
 
     async def _cancel(self, run_id: str, by: str) -> None:
         cancel = partial(self._store.cancel, run_id, by=by)
-        # It has ended, or no worker had created it: the worker that does finds the end in its
+        # The run has ended, or no worker had created it: the one that does finds the end in its
         # stream.
         with contextlib.suppress(RunEnded, RunNotFound):
             cancelled = await self._background.call_until_answered(cancel)

@@ -23,7 +23,7 @@ from capsule_tasks.testing.servers import PrivateServer
 
 LIMIT_S = 30.0
 LEASE_S = 2.0
-"""Of an owner that does not renew it, but has to claim within it."""
+"""The lease of an owner that does not renew it, but has to claim within it."""
 SHORT = RetrySettings(attempts=2, first_delay_s=0.01, max_delay_s=0.02)
 
 

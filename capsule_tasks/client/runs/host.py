@@ -1,4 +1,4 @@
-"""What one process needs to drive runs: a store, a lease, and where the events go."""
+"""The parts with which one process drives runs: a store, a lease, and the events it publishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of a run: its state, the calls that it waits for, and how it ended."""
+"""A run as people see it: its state, the calls that it waits for, and how it ended."""
 
 from __future__ import annotations
 

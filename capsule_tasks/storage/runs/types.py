@@ -87,7 +87,7 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunUsage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the committed turns of a run have used."""
+    """The usage of the committed turns of a run."""
 
     requests: int = 0
     """Calls of models."""

@@ -1,0 +1,1 @@
+"""Agents as their authors declare them: instructions, tools, handoffs and guardrails."""

@@ -224,6 +224,35 @@ class CallNotApproved(CallerError, RuntimeError):
     call_id: str
 
 
+# --- models, tools and guardrails of our own engine ----------------------------------------------
+
+
+@described("the model misbehaved: {reason}")
+class ModelMisbehaved(RetryError):
+    """A model's reply is complete, but cannot be used: no output of the asked type, no such tool."""
+
+    reason: str
+
+
+@described("the arguments of {tool} are wrong: {reason}. Call it again with other arguments")
+class WrongArguments(CallerError, ValueError):
+    """The arguments that a model gave to a tool do not fit the tool's schema; nothing ran.
+
+    The text of this error is for the model.
+    """
+
+    tool: str
+    reason: str
+
+
+@described("{tool} ran longer than {timeout_s} s; it may have been made, or still be running")
+class ToolTimeout(CallerError, TimeoutError):
+    """A tool call took longer than its tool allows. A function in a thread goes on in there."""
+
+    tool: str
+    timeout_s: float
+
+
 # --- steps, and calls that must not happen twice -----------------------------------------------
 
 

@@ -229,7 +229,7 @@ class CallNotApproved(CallerError, RuntimeError):
 
 @described("the model misbehaved: {reason}")
 class ModelMisbehaved(RetryError):
-    """A model's reply is complete, but cannot be used: no output of the asked type, no such tool."""
+    """A complete reply that cannot be used: it is not of the output type, or names no tool."""
 
     reason: str
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from capsule_tasks.runs.records import Spent
+from capsule_tasks.runs.records import CodeSession, Spent
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.agents.agent import Agent
@@ -38,3 +39,12 @@ class ToolContext(RunContext):
     arguments: str
     is_repeat: bool = False
     """Whether the call may have been made before, by a process that was lost."""
+    code: CodeSession | None = None
+    """The session in which the run's code runs, as the run has last seen it."""
+    publish: Callable[[str, Any], None] | None = None
+    """Publishes an event of the run, of a kind and with data that JSON has. None if nobody
+    watches."""
+
+    def note_code(self, code: CodeSession) -> None:
+        """Have the run remember how far it has seen its code session."""
+        self.code = code

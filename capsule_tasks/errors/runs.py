@@ -227,6 +227,21 @@ class CallNotApproved(CallerError, RuntimeError):
 # --- models, tools and guardrails of our own engine ----------------------------------------------
 
 
+@described("model {model!r} gave no complete reply: {why}")
+class ModelFailed(RetryError, RuntimeError):
+    """A call to a model ended without a complete reply; nothing in the run depends on it.
+
+    With `is_retryable` another attempt may succeed: the model was busy, out of reach or too slow.
+    `retry_after_s` is the pause that its server asks for, and `status` the HTTP status.
+    """
+
+    model: str
+    why: str
+    is_retryable: bool = False
+    retry_after_s: float | None = None
+    status: int | None = None
+
+
 @described("the model misbehaved: {reason}")
 class ModelMisbehaved(RetryError):
     """A complete reply that cannot be used: it is not of the output type, or names no tool."""

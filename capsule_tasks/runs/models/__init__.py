@@ -1,5 +1,6 @@
 """Models: the port, and the models of OpenAI-compatible servers."""
 
+from capsule_tasks.runs.models.calling import call_model
 from capsule_tasks.runs.models.model import (
     Model,
     ModelDelta,
@@ -20,4 +21,5 @@ __all__ = [
     "ModelSettings",
     "OutputSchema",
     "ToolSpec",
+    "call_model",
 ]

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 from msgspec.structs import replace
 
+from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.runs.records import Item, Spent
 
 
@@ -27,6 +28,14 @@ class ModelRetries(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float = 0.5
     """Before the second attempt; twice as long before each one after it, with jitter."""
     max_pause_s: float = 30.0
+    """A server that asks for a longer pause is not asked again."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise InvalidSetting("ModelRetries.attempts", self.attempts, "1 or more")
+        for name in ("pause_s", "max_pause_s"):
+            if getattr(self, name) < 0:
+                raise InvalidSetting(f"ModelRetries.{name}", getattr(self, name), "0 or more")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,8 +55,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     timeout_s: float | None = None
     """Of one attempt."""
     retries: ModelRetries | None = None
+    """None for those of `ModelRetries()`."""
     extra: dict[str, Any] | None = None
     """More arguments of the provider's client."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise InvalidSetting("ModelSettings.timeout_s", self.timeout_s, "more than 0, or None")
 
     def over(self, base: ModelSettings) -> ModelSettings:
         """These settings, with those of `base` where they leave the choice open."""

@@ -1,0 +1,125 @@
+"""Outputs: of tools, as a model gets them, and of agents, as their authors want them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from capsule_tasks.errors import InvalidSetting, ModelMisbehaved, OutputNotStorable
+from capsule_tasks.runs.agents.schemas import (
+    Codec,
+    NotStrict,
+    Unfit,
+    as_json,
+    as_json_text,
+    strict_schema,
+)
+from capsule_tasks.runs.models.model import OutputSchema
+from capsule_tasks.runs.records import Item
+
+_PARTS = frozenset({"input_text", "input_image", "input_file"})
+
+
+def output_text(tool: str, value: Any) -> str | list[Item]:
+    """The output of a tool as the model gets it: text as it is, anything else as JSON.
+
+    A list of parts, as `{"type": "input_image", …}`, stays a list. Raises OutputNotStorable for
+    what is not JSON.
+    """
+    if isinstance(value, str):
+        return value
+    if _are_parts(value):
+        parts: list[Item] = value
+        return parts
+    try:
+        return as_json_text(value)
+    except Exception as error:
+        # An author's class may raise anything while it is encoded.
+        raise OutputNotStorable(tool, f"{type(value).__qualname__}: {error}") from error
+
+
+def _are_parts(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and each.get("type") in _PARTS for each in value)
+    )
+
+
+class OutputType:
+    """The type of an agent's final output.
+
+    An agent's `output_type` may be one of these, for a type whose schema shall not be strict.
+    """
+
+    def __init__(self, kind: Any = str, *, strict: bool | None = None) -> None:
+        """A schema is strict if it can be; `strict=True` refuses a type whose schema cannot."""
+        self.kind = kind
+        self.schema: OutputSchema | None = None
+        if kind is str or kind is None:
+            return
+        try:
+            self._codec = Codec(kind)
+            self._is_wrapped = "properties" not in self._codec.schema and (
+                self._codec.schema.get("type") != "object"
+            )
+            if self._is_wrapped:  # servers accept objects only
+                wrapper = msgspec.defstruct("Output", [("response", kind)])
+                self._codec = Codec(wrapper)
+        except Exception as error:  # noqa: BLE001  msgspec, or the author's class, may raise anything
+            must = f"a type that JSON can be decoded into ({error})"
+            raise InvalidSetting("output_type", kind, must) from None
+        self.schema = self._made_schema(strict)
+
+    def _made_schema(self, strict: bool | None) -> OutputSchema:
+        parameters = self._codec.schema
+        if strict is not False:
+            try:
+                made = strict_schema(parameters)
+                return OutputSchema(name="final_output", parameters=made, strict=True)
+            except NotStrict as error:
+                if strict:
+                    at = f" at {'.'.join(error.path)}" if error.path else ""
+                    must = f"a type for a strict schema, but{at} {error.reason}"
+                    raise InvalidSetting("output_type", self.kind, must) from None
+        return OutputSchema(name="final_output", parameters=parameters, strict=False)
+
+    @property
+    def is_text(self) -> bool:
+        return self.schema is None
+
+    def decode(self, text: str) -> Any:
+        """The final output in a model's text. Raises ModelMisbehaved."""
+        if self.schema is None:
+            return text
+        try:
+            value = self._codec.decode(text)
+        except Unfit as error:
+            name = getattr(self.kind, "__qualname__", str(self.kind))
+            raise ModelMisbehaved(f"its final output is not of type {name}: {error}") from None
+        return value.response if self._is_wrapped else value
+
+    def encode(self, value: Any) -> Any:
+        """The final output as JSON values, for a result. Raises OutputNotStorable."""
+        try:
+            return as_json(value)
+        except Exception as error:
+            # An author's class may raise anything while it is encoded.
+            raise OutputNotStorable("the final output", str(error)) from error
+
+
+def output_type_of(kind: Any) -> OutputType:
+    """The OutputType of an agent's `output_type`; made once for each type."""
+    if isinstance(kind, OutputType):
+        return kind
+    try:
+        return _output_type(kind)
+    except TypeError:  # not hashable, as an Annotated with a list
+        return OutputType(kind)
+
+
+@lru_cache(maxsize=256)
+def _output_type(kind: Any) -> OutputType:
+    return OutputType(kind)

@@ -1,0 +1,69 @@
+"""Settings of a run that hold for all of its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.checking import check, check_callable, check_list
+from capsule_tasks.runs.agents.contexts import RunContext
+from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
+from capsule_tasks.runs.agents.handoffs import HandoffInput
+from capsule_tasks.runs.models.model import Model, ModelSettings
+from capsule_tasks.runs.records import Item
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """What a model is about to be asked; a filter returns another one, and changes none."""
+
+    items: list[Item]
+    instructions: str | None = None
+
+
+SessionInputCallback = Callable[[list[Item], list[Item]], list[Item] | Awaitable[list[Item]]]
+InputFilter = Callable[[RunContext, Agent, ModelInput], ModelInput | Awaitable[ModelInput]]
+HandoffInputFilter = Callable[[HandoffInput], list[Item] | Awaitable[list[Item]]]
+
+
+@dataclass(kw_only=True, frozen=True, eq=False)
+class RunConfig:
+    """Settings of a run that hold for all of its agents."""
+
+    model: Model | str | None = None
+    """In place of the model of every agent."""
+    model_settings: ModelSettings | None = None
+    """Over those of every agent."""
+    model_provider: Callable[[str], Model] | None = None
+    """Makes a model of a name; None for the models of OpenAI."""
+    session_input_callback: SessionInputCallback | None = None
+    """Makes the model's input of the history's items and of the new ones."""
+    input_filter: InputFilter | None = None
+    """Narrows the model's view before each call. The history keeps everything."""
+    handoff_input_filter: HandoffInputFilter | None = None
+    """For handoffs without an `input_filter` of their own."""
+    input_guardrails: list[InputGuardrail] = field(default_factory=list)
+    """Run with those of the first agent."""
+    output_guardrails: list[OutputGuardrail] = field(default_factory=list)
+    """Run with those of the last agent."""
+    compaction: Any = None
+    """When and how the history is compacted: a `Compaction`."""
+    auto_previous_response_id: bool = False
+    """Let the server keep the conversation of this run, each call naming the reply before it."""
+
+    def __post_init__(self) -> None:
+        is_model = self.model is None or isinstance(self.model, str | Model)
+        check("RunConfig.model", self.model, is_model, "None, a name or a Model")
+        settings: object = self.model_settings
+        is_settings = settings is None or isinstance(settings, ModelSettings)
+        check("RunConfig.model_settings", settings, is_settings, "None or ModelSettings")
+        functions = ("model_provider", "session_input_callback", "input_filter")
+        for name in (*functions, "handoff_input_filter"):
+            check_callable(f"RunConfig.{name}", getattr(self, name))
+        check_list("RunConfig.input_guardrails", self.input_guardrails, (InputGuardrail,))
+        check_list("RunConfig.output_guardrails", self.output_guardrails, (OutputGuardrail,))
+        is_automatic: object = self.auto_previous_response_id
+        is_flag = isinstance(is_automatic, bool)
+        check("RunConfig.auto_previous_response_id", is_automatic, is_flag, "True or False")

@@ -156,14 +156,20 @@ class RunDriver:
         except RunClaimLost:
             raise
         except BaseException:
-            await self._hand_back(drive.claim)
+            await self._hand_back(drive.claim, drive.ledger)
             raise
 
-    async def _hand_back(self, claim: Claim) -> None:
+    async def _hand_back(self, claim: Claim, ledger: TurnLedger | None = None) -> None:
         """Queue a run again as it was last committed; a cancelled one ends here."""
         release = partial(self._store.release, claim, operation_id=secrets.token_hex(8))
+
+        async def handed_back() -> None:
+            if ledger is not None:
+                await ledger.save_held()
+            await self._answered(release, is_due=True)
+
         try:
-            await asyncio.shield(self._answered(release, is_due=True))
+            await asyncio.shield(handed_back())
         except RunClaimLost:
             return
         except StorageError as error:
@@ -196,6 +202,8 @@ class _Drive:
         self._history = history
         self._publish = publish
         self._journal = dict(claim.journal)
+        self.ledger: TurnLedger | None = None
+        """That of the turn that is being made."""
         self._usage = claim.usage
         """The usage of all turns, with that of the turn that was just made."""
 
@@ -210,9 +218,12 @@ class _Drive:
         while True:
             if self.claim.cancelled_by:
                 return await self._cancelled()
-            ledger = TurnLedger(self._store, self.claim, self._journal, self._engine.encoded)
+            self.ledger = ledger = TurnLedger(
+                self._store, self.claim, self._journal, self._engine.encoded
+            )
             started = asyncio.get_running_loop().time()
             end = await self._turn(ledger, live, turn_timeout_s)
+            await (ledger.save_held() if ledger.to_settle else ledger.drained())
             took_s = asyncio.get_running_loop().time() - started
             self._usage = _usage_after(self._usage, end.usage, took_s)
             self._report_unused(ledger, end)

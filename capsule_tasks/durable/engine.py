@@ -65,6 +65,18 @@ class ModelCall(Protocol):
         """Journal the complete reply, before anybody acts on it."""
         ...
 
+    def hold(self, reply: bytes) -> None:
+        """Have the complete reply journaled together with the next tool call that is started.
+
+        For a reply on which only this turn acts, by tool calls through the ledger and by what it
+        commits: a turn that starts no call needs no journal. The replies of a turn, held and
+        recorded, are journaled in their order and none without those before it. A crash loses only
+        replies after the last call that was started and the last reply that was recorded: the model
+        is asked for them again, and nothing has come of them. A turn that is parked within, or
+        handed back, has all of its replies journaled.
+        """
+        ...
+
 
 class Ledger(Protocol):
     """Keeps the model calls and tool calls of a turn from happening twice.

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from capsule_tasks.durable.batches import Batches
 from capsule_tasks.durable.engine import FailureKind, ModelCall, RunFailure, ToolCall, ToolOutcome
 from capsule_tasks.durable.settling import request_to_settle, settlement
-from capsule_tasks.errors import CallerError, CapsuleError
+from capsule_tasks.errors import CallerError, CapsuleError, RunTooLarge, StorageError
 from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall
+from capsule_tasks.storage.runs.types import CallStart
 
 if TYPE_CHECKING:
     from capsule_tasks.storage import RunStore
+
+
+_NO_CALL = ""
+"""In place of the id of a call, for replies that are journaled by themselves."""
 
 
 class TurnStopped(Exception):
@@ -32,11 +39,16 @@ class JournaledCall:
     async def record(self, reply: bytes) -> None:
         await self.ledger.record(self.question, reply)
 
+    def hold(self, reply: bytes) -> None:
+        self.ledger.hold(self.question, reply)
+
 
 class TurnLedger:
     """The model calls and tool calls of one turn: made now, or before the turn was cut.
 
     The first reason to stop stays: everything that the turn asks for later is refused as well.
+    What happens at the same time goes to the store together: starts of calls and replies of models,
+    and outputs of calls.
     """
 
     def __init__(
@@ -55,6 +67,10 @@ class TurnLedger:
         """The replies that each question has got in this turn, from the journal or from the model.
         An attempt that failed has no number: it left no reply, and is not made again."""
         self._unused = set(journal)
+        self._held: dict[str, bytes] = {}
+        """Replies that are not in the journal yet, in their order."""
+        self._starts = Batches[PlannedCall | None, CallStart | None](self._start)
+        self._finishes = Batches[bytes, CapsuleError | None](self._finish, len)
         self.cancelled_by: str | None = None
         self.error: Exception | None = None
         """An error of the store, or a lost claim: nothing can be said about the turn."""
@@ -64,7 +80,12 @@ class TurnLedger:
 
     @property
     def is_stopped(self) -> bool:
-        return bool(self.cancelled_by or self.error or self.failure or self.to_settle)
+        return self._is_refused or bool(self.to_settle)
+
+    @property
+    def _is_refused(self) -> bool:
+        """Stopped for another reason than calls that have to be settled."""
+        return bool(self.cancelled_by or self.error or self.failure)
 
     @property
     def unused_replies(self) -> list[str]:
@@ -81,33 +102,89 @@ class TurnLedger:
             self._unused.discard(key)
         return JournaledCall(self, question, reply)
 
-    async def record(self, question: str, reply: bytes) -> None:
-        self._check()
+    def hold(self, question: str, reply: bytes) -> None:
         key = self._key_of_next_reply(question)
         self._answered[question] += 1
-        try:
-            cancelled_by = await self._store.journal(self._claim, key, reply)
-        except CapsuleError as error:
-            raise self._stopped(error, "model") from error
-        self._journal[key] = reply
-        self.cancelled_by = self.cancelled_by or cancelled_by
+        self._held[key] = reply
         self._check()
+
+    async def record(self, question: str, reply: bytes) -> None:
+        self.hold(question, reply)
+        await self._journal_held()
+        self._check()
+
+    async def save_held(self) -> None:
+        """Finish what is being written, and journal the replies that are held.
+
+        For a turn that is left before its commit, and that is made again.
+        """
+        await self.drained()
+        if self._held and not self._is_refused:
+            with suppress(TurnStopped):
+                await self._journal_held()
+
+    async def drained(self) -> None:
+        """Wait for what callers that were cancelled have left on its way to the store."""
+        await self._starts.drained()
+        await self._finishes.drained()
+
+    async def _journal_held(self) -> None:
+        await self._starts.ask(_NO_CALL, None)
+
+    async def _start(
+        self, asked: Mapping[str, PlannedCall | None]
+    ) -> Mapping[str, CallStart | None]:
+        """Journal the replies that are held, and start these calls."""
+        if self._is_refused:
+            raise TurnStopped("the turn was stopped before")
+        calls, replies = [each for each in asked.values() if each is not None], dict(self._held)
+        try:
+            started = await self._write(calls, replies)
+        except CapsuleError as error:
+            is_about_replies = not calls or isinstance(error, RunTooLarge)
+            raise self._stopped(error, "model" if is_about_replies else "tool") from error
+        for key in replies:
+            del self._held[key]
+        return {**dict.fromkeys(asked), **{each.call_id: each for each in started}}
+
+    async def _write(
+        self, calls: Sequence[PlannedCall], replies: Mapping[str, bytes]
+    ) -> Sequence[CallStart]:
+        if calls or len(replies) > 1:
+            starts = await self._store.start_calls(self._claim, calls, replies=replies)
+            self.cancelled_by = self.cancelled_by or starts.cancelled_by
+            return starts.calls
+        for key, reply in replies.items():
+            cancelled_by = await self._store.journal(self._claim, key, reply)
+            self.cancelled_by = self.cancelled_by or cancelled_by
+        return ()
+
+    async def _finish(self, outputs: Mapping[str, bytes]) -> Mapping[str, CapsuleError | None]:
+        """Record outputs of calls. If one of them is refused, each is recorded by itself."""
+        try:
+            await self._store.finish_calls(self._claim, outputs)
+        except StorageError as error:
+            return dict.fromkeys(outputs, error)
+        except CapsuleError as error:
+            if len(outputs) == 1:
+                return dict.fromkeys(outputs, error)
+            answers: dict[str, CapsuleError | None] = {}
+            for key, output in outputs.items():
+                answers.update(await self._finish({key: output}))
+            return answers
+        return dict.fromkeys(outputs)
 
     async def tool_call(self, call: ToolCall, make: Callable[[], Awaitable[bytes]]) -> ToolOutcome:
         self._check()
         planned = PlannedCall(call.key, call.fingerprint, retry=call.on_uncertain == "retry")
-        try:
-            starts = await self._store.start_calls(self._claim, [planned])
-        except CapsuleError as error:
-            raise self._stopped(error, "tool") from error
-        self.cancelled_by = self.cancelled_by or starts.cancelled_by
-        (start,) = starts.calls
+        start = await self._starts.ask(call.key, planned)
+        assert start is not None
         if start.state == "finished":
             return ToolOutcome(start.output or b"")
         # Calls of one turn run side by side. One that has to be settled ends the turn, but not the
         # others: a call that is recorded as started and is not made would have to be settled, too,
         # and of those that are uncertain people are asked all at once.
-        if self.cancelled_by or self.error or self.failure:
+        if self._is_refused:
             self._check()
         if start.state == "go":
             return await self._made(call, make)
@@ -135,9 +212,8 @@ class TurnLedger:
 
     async def _made(self, call: ToolCall, make: Callable[[], Awaitable[bytes]]) -> ToolOutcome:
         output = await make()
-        try:
-            await self._store.finish_calls(self._claim, {call.key: output})
-        except CapsuleError as error:
+        error = await self._finishes.ask(call.key, output)
+        if error is not None:
             raise self._stopped(error, "tool") from error
         return ToolOutcome(output)
 

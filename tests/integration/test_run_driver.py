@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from capsule_tasks import History, SyncHistory
+from capsule_tasks import SyncHistory
 from capsule_tasks.durable import (
     OnUncertain,
     RunDriver,
@@ -20,7 +19,6 @@ from capsule_tasks.durable import (
     RunStop,
     ToolCall,
     TurnEnd,
-    TurnStopped,
     TurnWork,
     settle,
 )
@@ -32,115 +30,10 @@ from capsule_tasks.errors import (
     UnreadableSchema,
 )
 from capsule_tasks.settings import HistorySettings, RunSettings
-from capsule_tasks.storage import ApprovalRequest, Claim, PlannedCall, RunStore, SyncRunStore
+from capsule_tasks.storage import ApprovalRequest, PlannedCall, RunStore, SyncRunStore
 from capsule_tasks.storage.runs.store import SyncLease
 from tests.integration.killing import LASTING, runs_to_its_end
-
-ASK = ApprovalRequest(call_id="ask", tool="bare:pay", agent="a", fingerprint="f")
-
-
-@dataclass
-class ScriptedEngine:
-    """Makes turns that are lists of words: `model`, `tool <name>`, `ask`, `fail`, and others.
-
-    The snapshot is the number of turns that were made; a turn's item says what it did.
-    """
-
-    turns: Sequence[Sequence[str]]
-    effects: list[str] = field(default_factory=list)
-    on_uncertain: OnUncertain = "tell"
-    readable: Sequence[str] = ("script/1",)
-    asked: int = 0
-    redis: Any = None
-    effects_key: str = ""
-
-    def first(self, given: Any, context: Any = None) -> tuple[bytes, str, str]:
-        del given, context
-        return b"0", "script/1", "a"
-
-    def waiting(self, claim: Claim) -> tuple[ApprovalRequest, ...]:
-        del claim
-        return ()
-
-    def encoded(self, output: Any) -> bytes:
-        return str(output).encode()
-
-    async def turn(self, work: TurnWork) -> TurnEnd:
-        number = int(work.claim.snapshot)
-        did: list[str] = []
-        end: dict[str, Any] = {}
-        for word in self.turns[number]:
-            verb, _, name = word.partition(" ")
-            if verb == "ask" and not work.claim.decisions.exact:
-                requests = (ASK,)
-                return TurnEnd(b"%d" % number, "script/1", "a", "interrupted", [], requests)
-            if verb == "fail":
-                failure = RunFailure("max_turns", "MaxTurns", "too many")
-                end = {"status": "failed", "failure": failure}
-            elif verb != "ask":
-                did.append(await self._do(work, verb, name))
-        if not end and number == len(self.turns) - 1:
-            end = {"status": "completed", "output": did}
-        items = [{"turn": number, "did": did}]
-        return TurnEnd(b"%d" % (number + 1), "script/1", "a", items=items, **end)
-
-    async def _do(self, work: TurnWork, verb: str, name: str) -> str:
-        match verb:
-            case "model":
-                return await self._ask_model(work, work.claim.snapshot.decode())
-            case "tool":
-                return await self._call_tool(work, name)
-            case "swallow":
-                return await self._swallow(work, name)
-            case "raise":
-                raise ValueError(name)
-            case "unreadable":
-                raise InvalidRunState("$", "another graph")
-            case "sleep":
-                await asyncio.sleep(3600)
-        return "x" * int(name)
-
-    async def _ask_model(self, work: TurnWork, question: str) -> str:
-        call = work.ledger.model_call("", question)
-        if call.reply is not None:
-            return call.reply.decode()
-        await asyncio.sleep(0)
-        self.asked += 1
-        if self.redis is not None:
-            self.redis.rpush(self.effects_key + ":asked", question)
-        await call.record(f"reply {question}".encode())
-        return f"reply {question}"
-
-    async def _call_tool(self, work: TurnWork, name: str) -> str:
-        async def make() -> bytes:
-            await asyncio.sleep(0)
-            self.effects.append(name)
-            if self.redis is not None:
-                self.redis.rpush(self.effects_key, name)
-            await asyncio.sleep(0)
-            return name.encode()
-
-        call = ToolCall(name, f"bare:{name}", "a", "{}", self.on_uncertain)
-        outcome = await work.ledger.tool_call(call, make)
-        return outcome.output.decode() if outcome.is_known else "told"
-
-    async def _swallow(self, work: TurnWork, name: str) -> str:
-        try:
-            return await self._call_tool(work, name)
-        except TurnStopped:
-            return "an error as text for the model"
-
-
-async def started(store: RunStore, engine: ScriptedEngine) -> RunDriver:
-    snapshot, schema, agent = engine.first("go")
-    await store.create("r", "user-42", snapshot, schema=schema, agent=agent)
-    return RunDriver(store, "w1")
-
-
-async def items_of(store: RunStore) -> list[Any]:
-    settings = HistorySettings(prefix=store.core.settings.prefix)
-    return await History("user-42", store.store, settings=settings).get_items()
-
+from tests.integration.scripted_engine import ASK, ScriptedEngine, items_of, started
 
 TWO_TURNS = [["model", "tool a", "tool b"], ["model"]]
 
@@ -402,7 +295,7 @@ async def test_calls_side_by_side_are_settled_without_asking_twice(store: RunSto
         async def turn(self, work: TurnWork) -> TurnEnd:
             names = ["a", "b", "c"]
             did = await asyncio.gather(
-                *(self._call_tool(work, name) for name in names), return_exceptions=True
+                *(self.call_tool(work, name) for name in names), return_exceptions=True
             )
             self.rounds += 1
             assert self.rounds < 10, "the run is woken and parked for ever"
@@ -444,11 +337,11 @@ def blocking_store(valkey_url: str, prefix: str) -> Iterator[SyncRunStore]:
         yield store
 
 
-@pytest.mark.parametrize("policy", ["tell", "retry"])
+@pytest.mark.parametrize(("policy", "model"), [("tell", "model"), ("retry", "held")])
 def test_a_worker_that_is_killed_at_any_await_loses_and_repeats_nothing(
-    blocking_store: SyncRunStore, valkey_url: str, prefix: str, policy: OnUncertain
+    blocking_store: SyncRunStore, valkey_url: str, prefix: str, policy: OnUncertain, model: str
 ) -> None:
-    script = [["model", "tool a", "tool b"], ["model", "tool c"], ["model"]]
+    script = [[model, "tool a", "tool b"], [model, "tool c"], [model]]
     client = redis.Redis.from_url(valkey_url)
 
     def drive(run_id: str, worker: str, dies_at: int | None) -> bool:

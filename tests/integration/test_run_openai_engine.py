@@ -188,9 +188,9 @@ async def test_tools_of_mcp_servers_go_through_the_ledger(store: RunStore) -> No
     starts: list[str] = []
     start_calls = store.start_calls
 
-    async def watched(claim: Any, planned: Any) -> Any:
+    async def watched(claim: Any, planned: Any, **replies: Any) -> Any:
         starts.extend(call.call_id for call in planned)
-        return await start_calls(claim, planned)
+        return await start_calls(claim, planned, **replies)
 
     store.start_calls = watched  # type: ignore[method-assign]
     assert (await runs.drive()).status == "completed"
@@ -298,9 +298,9 @@ async def test_shells_and_computers_go_through_the_ledger(store: RunStore) -> No
     starts: list[str] = []
     start_calls = store.start_calls
 
-    async def watched(claim: Any, planned: Any) -> Any:
+    async def watched(claim: Any, planned: Any, **replies: Any) -> Any:
         starts.extend(call.call_id for call in planned)
-        return await start_calls(claim, planned)
+        return await start_calls(claim, planned, **replies)
 
     store.start_calls = watched  # type: ignore[method-assign]
     stop = await runs.drive()

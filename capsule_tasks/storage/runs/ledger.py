@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from capsule_tasks.errors import RunTooLarge
-from capsule_tasks.settings import RunSettings, Text, check_value
+from capsule_tasks.settings import RunSettings
 from capsule_tasks.storage.operations import Operation, Reply, call_script, named
 from capsule_tasks.storage.runs import scripts
 from capsule_tasks.storage.runs.locations import RunLocations
@@ -15,10 +15,10 @@ from capsule_tasks.storage.runs.types import (
     CallStarts,
     Claim,
     PlannedCall,
-    check_bytes,
     check_calls,
     check_claim,
     check_outputs,
+    check_replies,
 )
 from capsule_tasks.storage.scripts import Call, Code
 
@@ -32,24 +32,37 @@ class LedgerCore:
         self._ttl_ms = int(settings.ttl_s * 1000)
 
     def start_calls(
-        self, claim: Claim, calls: Sequence[PlannedCall], *, operation_id: str | None = None
+        self,
+        claim: Claim,
+        calls: Sequence[PlannedCall],
+        *,
+        replies: Mapping[str, bytes] | None = None,
+        operation_id: str | None = None,
     ) -> Operation[CallStarts]:
         """Record that tool calls start, and return which of them may.
 
         A call that was made before has its output; a call that was started and did not finish is
-        `uncertain`, unless it has `retry`. If one call is refused (CallChanged, CallNotApproved),
-        none is started.
+        `uncertain`, unless it has `retry`. `replies` are those of models from which the calls
+        come: they are journaled with them, also if no call may start, under the rules of `journal`.
+        If one call is refused (CallChanged, CallNotApproved), or the replies are, no call is
+        started and no reply is journaled.
         """
         check_claim(claim)
         keys = self.locations.keys(claim.session_id, claim.run_id)
         check_calls("calls", calls, PlannedCall)
+        replies = {} if replies is None else replies
+        max_bytes = self.settings.max_journal_bytes
+        check_replies(replies, max_bytes)
         packed = pack([[call.call_id, call.fingerprint, call.retry] for call in calls])
         start = scripts.run_start_calls.call(
             keys,
             operation_id=named("run_start_calls", operation_id),
             ttl_ms=self._ttl_ms,
             token=claim.token,
+            revision=claim.revision,
+            max_bytes=max_bytes,
             calls=packed,
+            parts=list(chain.from_iterable(replies.items())),
         )
         reply = yield from self._done_by_owner(claim.run_id, start)
         pairs = zip(calls, reply[2:], strict=True)
@@ -83,28 +96,26 @@ class LedgerCore:
         and RunConflict for a claim that is older than the last commit.
         """
         check_claim(claim)
-        check_value("key", key, Text)
         max_bytes = self.settings.max_journal_bytes
-        check_bytes(f"the reply {key!r:.100}", reply, max_bytes)
+        check_replies({key: reply}, max_bytes)
         call = scripts.run_journal.call(
             self.locations.keys(claim.session_id, claim.run_id),
             ttl_ms=self._ttl_ms,
             token=claim.token,
             revision=claim.revision,
+            max_bytes=max_bytes,
             key=key,
             reply=reply,
-            max_bytes=max_bytes,
         )
-        answer = yield from call_script(call, self.settings.retry)
-        if answer[0] == Code.FULL:
-            raise RunTooLarge("the journal of the turn", int(answer[1]), max_bytes)
-        if answer[0] != Code.DONE:
-            raise refusal_of_owner(claim.run_id, answer)
+        answer = yield from self._done_by_owner(claim.run_id, call)
         return text_of(answer[1])
 
     def _done_by_owner(self, run_id: str, call: Call) -> Operation[Reply]:
         """The reply of a script that was done; raises for one that was refused."""
         reply = yield from call_script(call, self.settings.retry)
+        if reply[0] == Code.FULL:
+            max_bytes = self.settings.max_journal_bytes
+            raise RunTooLarge("the journal of the turn", int(reply[1]), max_bytes)
         if reply[0] != Code.DONE:
             raise refusal_of_owner(run_id, reply)
         return reply

@@ -103,7 +103,10 @@ def run_start_calls(
     operation_id: str,
     ttl_ms: int,
     token: int,
+    revision: int,
+    max_bytes: int,
     calls: bytes,
+    parts: Sequence[Argument],
 ) -> None: ...
 
 
@@ -124,9 +127,9 @@ def run_journal(
     ttl_ms: int,
     token: int,
     revision: int,
+    max_bytes: int,
     key: str,
     reply: bytes,
-    max_bytes: int,
 ) -> None: ...
 
 

@@ -43,7 +43,7 @@ OptionalStatus = Status | None
 OptionalText = str | None
 """May be empty; characters that UTF-8 cannot encode are escaped."""
 MAX_CALLS = 1000
-"""Calls that may wait, start or end in one script, which blocks the server meanwhile."""
+"""Calls that may wait, start or end in one script, or replies in it: it blocks the server."""
 
 _Exact = Annotated[int, Meta(ge=1, le=2**53)]
 
@@ -392,6 +392,15 @@ def check_outputs(outputs: Any, max_bytes: int) -> None:
         check_bytes(f"the output of call {call_id!r:.100}", output, max_bytes)
 
 
+def check_replies(replies: Any, max_bytes: int) -> None:
+    if not isinstance(replies, Mapping):
+        raise InvalidSetting("replies", type(replies).__name__, "a mapping of keys to bytes")
+    _check_number("replies", len(replies))
+    for key, reply in replies.items():
+        check_value("key", key, Text)
+        check_bytes(f"the reply {key!r:.100}", reply, max_bytes)
+
+
 def check_calls(name: str, calls: Any, kind: type[ApprovalRequest | PlannedCall]) -> None:
     """Refuse an iterator, as the calls are read more than once, and two calls with one id."""
     if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
@@ -410,4 +419,4 @@ def check_calls(name: str, calls: Any, kind: type[ApprovalRequest | PlannedCall]
 
 def _check_number(name: str, count: int) -> None:
     if count > MAX_CALLS:
-        raise InvalidSetting(name, f"{count} calls", f"at most {MAX_CALLS} at once")
+        raise InvalidSetting(name, f"{count} {name}", f"at most {MAX_CALLS} at once")

@@ -127,6 +127,18 @@ REFUSED: dict[str, Callable[[Scene], Any]] = {
     "start: nothing new": lambda s: s.runs.start_calls(
         s.claim, [PlannedCall("made", "f"), PlannedCall("begun", "f")]
     ),
+    "start: changed, with a reply": lambda s: s.runs.start_calls(
+        s.claim, [PlannedCall("new", "f"), PlannedCall("made", "other")], replies={"m1": b"1"}
+    ),
+    "start: revision of a reply": lambda s: s.runs.start_calls(
+        msgspec_replaced(s.claim, revision=1), [PlannedCall("new", "f")], replies={"m1": b"1"}
+    ),
+    "start: too large replies": lambda s: s.small.start_calls(
+        s.claim, [PlannedCall("new", "f")], replies={"m1": b"123456", "m2": b"7890a"}
+    ),
+    "start: too large reply": lambda s: s.small.start_calls(
+        s.claim, [PlannedCall("new", "f")], replies={"m1": b"more than ten bytes"}
+    ),
     "finish: unknown": lambda s: s.runs.finish_calls(s.claim, {"begun": b"1", "ghost": b"2"}),
     "finish: other output": lambda s: s.runs.finish_calls(s.claim, {"begun": b"1", "made": b"2"}),
     "journal: stale": lambda s: s.runs.journal(s.stale, "m1", b"reply"),
@@ -142,6 +154,25 @@ REFUSED: dict[str, Callable[[Scene], Any]] = {
 
 def msgspec_replaced(claim: Claim, **changes: Any) -> Claim:
     return Claim(**{**vars(claim), **changes})
+
+
+def test_a_start_leaves_its_replies_whatever_becomes_of_its_calls(scene: Scene) -> None:
+    keys = RunKeys("user-42", "running", scene.prefix)
+    scene.small.journal(scene.claim, "m1", b"1234")
+    planned = [PlannedCall("made", "f"), PlannedCall("begun", "f"), PlannedCall("new", "f")]
+    starts = scene.small.start_calls(scene.claim, planned, replies={"m1": b"12", "m2": b"\x00\xff"})
+    assert [each.state for each in starts.calls] == ["finished", "uncertain", "go"]
+    assert scene.client.hgetall(keys.journal) == {b"m1": b"12", b"m2": b"\x00\xff"}
+    assert scene.client.hget(keys.run, "journal_bytes") == b"4"
+    assert scene.client.pttl(keys.journal) > 0
+    # Under the same operation, as if the reply of the first call had been lost; and without calls.
+    for _ in range(2):
+        scene.small.start_calls(scene.claim, [], replies={"m3": b"123456"}, operation_id="again")
+    with pytest.raises(RunTooLarge, match="journal of the turn has 11 bytes, over the limit of 10"):
+        scene.small.start_calls(scene.claim, [], replies={"m4": b"x"})
+    claim = scene.small.commit(scene.claim, b"two", turn=2).claim
+    assert scene.client.exists(keys.journal) == 0
+    assert scene.small.start_calls(claim, [], replies={"m1": b"0123456789"}).calls == []
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -51,6 +51,23 @@ local function save_run(run_key, ledger_key, run, now_us, ttl_ms)
   if run.status ~= run.was then redis.call('PUBLISH', run_key .. ':changed', '') end
 end
 
+-- The bytes of the journal with these replies in it: a key and its reply from each pair of values.
+local function journal_bytes_with(run_key, journal_key, values, first)
+  local bytes = tonumber(redis.call('HGET', run_key, 'journal_bytes') or 0)
+  for index = first, #values, 2 do
+    bytes = bytes - redis.call('HSTRLEN', journal_key, values[index]) + #values[index + 1]
+  end
+  return bytes
+end
+
+local function add_to_journal(run_key, journal_key, values, first, bytes, ttl_ms)
+  for index = first, #values, 2 do
+    redis.call('HSET', journal_key, values[index], values[index + 1])
+  end
+  redis.call('PEXPIRE', journal_key, ttl_ms)
+  redis.call('HSET', run_key, 'journal_bytes', whole(bytes))
+end
+
 local function entry_of(ledger_key, field)
   local packed = redis.call('HGET', ledger_key, field)
   return packed and cmsgpack.unpack(packed) or nil

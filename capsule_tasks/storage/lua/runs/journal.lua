@@ -10,9 +10,9 @@
 --   ttl_ms     until the replies expire
 --   token      of the owner's claim
 --   revision   that the owner has read
+--   max_bytes  of all replies of one turn
 --   key        of the reply; another reply under it is replaced
 --   reply      opaque
---   max_bytes  of all replies of one turn
 -- RETURNS {DONE, cancel}
 -- REFUSES {MISSING} a run that does not exist
 --         {STALE, status, token} a claim that is over
@@ -22,7 +22,7 @@
 
 local run_key, journal_key = KEYS[1], KEYS[2]
 local ttl_ms, token, revision = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local key, reply, max_bytes = ARGV[4], ARGV[5], tonumber(ARGV[6])
+local max_bytes, key, reply = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 
 local run = load_run(run_key)
 if not run then return {MISSING} end
@@ -30,11 +30,9 @@ if run.token ~= token or run.status ~= 'running' then
   return {STALE, run.status, whole(run.token)}
 end
 if run.revision ~= revision then return {CONFLICT, run.revision, run.turn} end
-local bytes = tonumber(redis.call('HGET', run_key, 'journal_bytes') or 0)
-bytes = bytes - redis.call('HSTRLEN', journal_key, key) + #reply
+local replies = {key, reply}
+local bytes = journal_bytes_with(run_key, journal_key, replies, 1)
 if bytes > max_bytes then return {FULL, bytes} end
 
-redis.call('HSET', journal_key, key, reply)
-redis.call('PEXPIRE', journal_key, ttl_ms)
-redis.call('HSET', run_key, 'journal_bytes', whole(bytes))
+add_to_journal(run_key, journal_key, replies, 1, bytes, ttl_ms)
 return {DONE, run.cancel}

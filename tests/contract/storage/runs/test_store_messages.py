@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from capsule_tasks.errors import (
+    CallChanged,
     InvalidSetting,
     RunClaimLost,
     RunConflict,
     RunEnded,
     RunTooLarge,
 )
-from capsule_tasks.storage import RunUsage
+from capsule_tasks.storage import PlannedCall, RunUsage
 from tests.contract.storage.runs.subjects import Subject, ask
 
 
@@ -76,6 +77,27 @@ async def test_replies_of_models_come_with_the_next_claim(subject: Subject) -> N
     claim = (await runs.commit(claim, b"x", turn=1)).claim
     assert claim.journal == {}
     await runs.release(claim)
+    assert (await runs.claim("run-1", "w1")).journal == {}
+
+
+async def test_replies_are_journaled_with_the_calls_that_come_of_them(subject: Subject) -> None:
+    runs = subject.runs()
+    first = await subject.claimed(runs)
+    await runs.journal(first, "m1", b"1")
+    call = PlannedCall("c1", "f")
+    starts = await runs.start_calls(first, [call], replies={"m2": b"2", "call-7/m1": b"\xff"})
+    assert [each.state for each in starts.calls] == ["go"]
+    with pytest.raises(CallChanged):
+        await runs.start_calls(first, [PlannedCall("c1", "other")], replies={"m3": b"3"})
+    await runs.release(first)
+    second = await runs.claim("run-1", "w1")
+    assert second.journal == {"m1": b"1", "m2": b"2", "call-7/m1": b"\xff"}
+    with pytest.raises(RunClaimLost):
+        await runs.start_calls(first, [], replies={"m3": b"3"})
+    third = (await runs.commit(second, b"x", turn=1)).claim
+    with pytest.raises(RunConflict):
+        await runs.start_calls(second, [], replies={"m3": b"late"})
+    await runs.release(third)
     assert (await runs.claim("run-1", "w1")).journal == {}
 
 

@@ -67,12 +67,16 @@ class Owner:
             await runs.commit(claim, b"", turn=claim.turn, status="cancelled")
             return None
         turn = claim.turn
-        if f"m{turn}" not in claim.journal:
-            await runs.journal(claim, f"m{turn}", b"reply")
+        key, call_id, held = f"m{turn}", f"call{turn}", dict[str, bytes]()
+        if key in claim.journal:
+            assert claim.journal == {key: b"reply"}, "a reply of another turn"
+        elif await stopped(Choice(2)):
+            held[key] = b"reply"
         else:
-            assert claim.journal == {f"m{turn}": b"reply"}, "a reply of another turn"
-        call_id = f"call{turn}"
-        (start,) = (await runs.start_calls(claim, [PlannedCall(call_id, PRINT)])).calls
+            await runs.journal(claim, key, b"reply")
+        planned = [PlannedCall(call_id, PRINT)]
+        (start,) = (await runs.start_calls(claim, planned, replies=held)).calls
+        self.machine.started.add((run_id, turn))
         if start.state == "go":
             self.machine.effects.append((run_id, call_id))
             await runs.finish_calls(claim, {call_id: b"made"})
@@ -114,6 +118,8 @@ class RunsMachine(RuleBasedStateMachine):
         self.tokens: set[int] = set()
         """Of all claims that owners were told of."""
         self.effects: list[tuple[str, str]] = []
+        self.started: set[tuple[str, int]] = set()
+        """Turns whose calls were started, as an owner was told."""
         self.ended: dict[str, tuple[str, bytes]] = {}
         """How each run ended, when that was seen first."""
         self.deleted: set[str] = set()
@@ -400,6 +406,9 @@ class RunsMachine(RuleBasedStateMachine):
                 continue
             record = self.runs.read(run_id)
             assert record.status != "running"
+            if record.status not in ENDED and (run_id, record.turn) in self.started:
+                journal = self.client.hkeys(self._keys(run_id).journal)
+                assert journal == [f"m{record.turn}".encode()], "its call was started without it"
             if run_id in requeued:
                 assert record.status in ("queued", "cancelled")
                 assert record.unsent_us

@@ -200,6 +200,7 @@ async def test_more_calls_at_once_than_a_script_should_handle_are_refused(
         runs.commit(claim, b"", turn=1, status="interrupted", approval_requests=many),
         runs.start_calls(claim, planned),
         runs.finish_calls(claim, {each.call_id: b"" for each in many}),
+        runs.start_calls(claim, [], replies={each.call_id: b"" for each in many}),
     ):
         with pytest.raises(InvalidSetting, match="at most 1000"):
             await refused

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from capsule_tasks.child.io.capture import progress
     from capsule_tasks.client import Capsule, Execution, GroupExecution, step
+    from capsule_tasks.client.tools import code_tool, task_tool
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
@@ -40,13 +41,16 @@ __all__ = [
     "SessionPool",
     "SyncHistory",
     "__version__",
+    "code_tool",
     "progress",
     "step",
+    "task_tool",
 ]
 
 _NAMES_IN = {
     "capsule_tasks.child.io.capture": ("progress",),
     "capsule_tasks.client": ("Capsule", "Execution", "GroupExecution", "step"),
+    "capsule_tasks.client.tools": ("code_tool", "task_tool"),
     "capsule_tasks.errors": ("EffectUncertain", "ExecutionCancelled"),
     "capsule_tasks.sessions": ("Session", "SessionConfig", "SessionPool"),
     "capsule_tasks.settings": (

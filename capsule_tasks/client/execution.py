@@ -184,7 +184,7 @@ class Execution(AsyncResult):
         async with asyncio.timeout(timeout_s):
             async for event in self.aevents():
                 if isinstance(event.message, Ended):
-                    return await self._value(event.message, is_from_stream=event.at > 0)
+                    return await self.value_at(event)
         raise InternalError(f"the events of execution {self.id!r} came to no end")
 
     # --- commands ------------------------------------------------------------------------------
@@ -284,12 +284,15 @@ class Execution(AsyncResult):
         name = key(self.id)
         return name.decode() if isinstance(name, bytes) else str(name)
 
-    async def _value(self, ended: Ended, *, is_from_stream: bool) -> Any:
-        """The result of a task that has ended.
+    async def value_at(self, end: Event) -> Any:
+        """The value after this last event, or the error of the task; see `aget`.
 
         A result can be stored a moment after the last event, so the backend is asked more than
         once. An end that came from the backend itself needs no second question.
         """
+        ended, is_from_stream = end.message, end.at > 0
+        if not isinstance(ended, Ended):
+            raise TypeError(f"end = {end!r}: must be the last event")
         result = AsyncResult(self.id, app=self.app)
         keeps = keeps_results(self.app)
         is_kept = keeps and not (self.ignored or self.app.conf.task_ignore_result)

@@ -111,15 +111,17 @@ class GuardrailResult(Part, frozen=True, kw_only=True):
 
 
 class FilteredInput(Part, frozen=True):
-    """The model's view of what came before, where a handoff's filter has made one.
+    """The model's view of what came before, where a callback or a handoff's filter has made one.
 
     The history and `RunState.held_items` keep everything, unfiltered. The model sees these items in
-    place of all that was in the history before the run, of the run's input, and of the run's first
-    `stands_for` items; items after those it sees as they are.
+    place of all that was in the history before the run, and of the run's first `stands_for` items,
+    its input among them; items after those it sees as they are.
     """
 
     items: list[Item]
     stands_for: Count = 0
+    last_item: str | None = None
+    """The digest of the last of the run's items that it stands for."""
 
 
 class CodeSession(Part, frozen=True, kw_only=True):

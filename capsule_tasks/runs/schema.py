@@ -20,6 +20,7 @@ VERSION_FIELD = "$schemaVersion"
 SCHEMA_VERSION_SUMMARIES: dict[str, str] = {
     "1.0": "Waiting calls, decisions, tool use, usage, context, trace, nested runs, conversation.",
     "1.1": "Replies of models, results of guardrails, filtered input, code session, more usage.",
+    "1.2": "Digests of the last items that are stored, and that a filtered input stands for.",
 }
 """In the order of their introduction; writing uses the last one."""
 
@@ -41,21 +42,38 @@ _FIELDS_OF_1_0 = frozenset(
     )
 )
 _USAGE_OF_1_0 = frozenset(("agent", "requests", "input_tokens", "output_tokens"))
+_FIELDS_OF_1_1 = _FIELDS_OF_1_0 | {"responses", "guardrails", "filtered_input", "code"}
+_FILTERED_INPUT_OF_1_1 = frozenset(("items", "stands_for"))
 
 
 def _from_1_0(fields: Snapshot) -> Snapshot:
     """Nothing has changed but for what 1.0 did not have."""
-    parts = [(fields, _FIELDS_OF_1_0), *((use, _USAGE_OF_1_0) for use in fields.get("usage", ()))]
-    for part, known in parts:
-        if part.keys() - known:
-            raise ValueError("a field of a later version")
+    _refuse_others(fields, _FIELDS_OF_1_0)
+    for use in fields.get("usage", ()):
+        _refuse_others(use, _USAGE_OF_1_0)
+    return _with_nested(fields, _from_1_0)
+
+
+def _from_1_1(fields: Snapshot) -> Snapshot:
+    """Nothing has changed but for what 1.1 did not have."""
+    _refuse_others(fields, _FIELDS_OF_1_1)
+    _refuse_others(fields.get("filtered_input") or {}, _FILTERED_INPUT_OF_1_1)
+    return _with_nested(fields, _from_1_1)
+
+
+def _refuse_others(part: Snapshot, known: frozenset[str]) -> None:
+    if part.keys() - known:
+        raise ValueError("a field of a later version")
+
+
+def _with_nested(fields: Snapshot, migration: Callable[[Snapshot], Snapshot]) -> Snapshot:
     if "nested" not in fields:
         return fields
-    nested = {call_id: _from_1_0(inner) for call_id, inner in fields["nested"].items()}
+    nested = {call_id: migration(inner) for call_id, inner in fields["nested"].items()}
     return {**fields, "nested": nested}
 
 
-MIGRATIONS: dict[str, Callable[[Snapshot], Snapshot]] = {"1.0": _from_1_0}
+MIGRATIONS: dict[str, Callable[[Snapshot], Snapshot]] = {"1.0": _from_1_0, "1.1": _from_1_1}
 """By the version that each migration starts from; each leads to the next supported version. A
 migration returns new fields. It raises ValueError for fields that its version did not have, since
 such a snapshot has the wrong label."""

@@ -121,6 +121,7 @@ guardrails = st.builds(
     **about_guardrails,
 )
 sessions = st.builds(CodeSession, session_id=names, profile=maybe, last_call=counts)
+filtered = st.builds(FilteredInput, items=items, stands_for=counts, last_item=maybe)
 
 
 @st.composite
@@ -139,6 +140,7 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
         max_turns=draw(st.none() | counts),
         input=draw(texts | items),
         stored_items=draw(counts),
+        last_item=draw(maybe),
         held_items=draw(items),
         calls=own,
         approvals=RunApprovals(exact=draw(tuples_of(exact)), standing=draw(tuples_of(standing))),
@@ -153,6 +155,6 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
         ),
         responses=draw(tuples_of(responses)),
         guardrails=draw(tuples_of(guardrails)),
-        filtered_input=draw(st.none() | st.builds(FilteredInput, items=items, stands_for=counts)),
+        filtered_input=draw(st.none() | filtered),
         code=draw(st.none() | sessions),
     )

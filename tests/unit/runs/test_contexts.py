@@ -336,8 +336,9 @@ MADE_HERE = {
     *("context.type", "context.left_out[]", "context.warning", "trace.left_out[]"),
     *("guardrails[].info_type", "guardrails[].left_out[]"),
     *("approvals.exact[].fingerprint", "approvals.standing[].fingerprint"),
+    *("last_item", "filtered_input.last_item"),
 }
-"""Places where this package writes names and paths itself, never values."""
+"""Places where this package writes names, paths and digests itself, never values."""
 AS_GIVEN = {
     *("run_id", "trace.trace_id", "trace.workflow", "trace.group_id"),
     *("conversation.conversation_id", "conversation.previous_response_id", "nested.key"),

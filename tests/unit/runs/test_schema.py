@@ -139,6 +139,19 @@ def test_a_snapshot_of_1_0_with_what_it_did_not_have_is_refused(
     RunState.from_json({**fixture_of("1.0"), schema.VERSION_FIELD: "1.1"})
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("field", ["last_item", "filtered_input"])
+def test_an_older_snapshot_with_a_digest_of_its_last_item_is_refused(
+    version: str, is_nested: bool, field: str
+) -> None:
+    data, newer = fixture_of(version), fixture_of("1.2")
+    (data["nested"]["call_3"] if is_nested else data)[field] = newer[field]
+    with pytest.raises(InvalidRunState, match=rf"version {version}"):
+        RunState.from_json(data)
+    RunState.from_json({**data, schema.VERSION_FIELD: "1.2"})
+
+
 def test_a_state_of_1_0_has_nothing_of_what_came_later() -> None:
     before = RunState.from_json(fixture_of("1.0"))
     now = RunState.from_json(fixture_of("1.1"))
@@ -152,6 +165,16 @@ def test_a_state_of_1_0_has_nothing_of_what_came_later() -> None:
     only_new = dict.fromkeys(NEW_IN_1_1[:2], ()) | dict.fromkeys(NEW_IN_1_1[2:])
     assert msgspec.structs.replace(now, usage=usage, **only_new) == before
     assert now.usage[0].cached_tokens == 40
+
+
+def test_a_state_of_1_1_has_no_digests_of_its_last_items() -> None:
+    before, now = (RunState.from_json(fixture_of(version)) for version in ("1.1", "1.2"))
+    assert before.filtered_input is not None
+    assert now.filtered_input is not None
+    filtered = msgspec.structs.replace(now.filtered_input, last_item=None)
+    assert filtered == before.filtered_input
+    assert before.last_item is None
+    assert msgspec.structs.replace(now, last_item=None, filtered_input=filtered) == before
 
 
 def test_the_newest_fixture_is_written_back_as_it_is() -> None:
@@ -176,7 +199,7 @@ def test_any_state_comes_back_as_it_was(state: RunState) -> None:
     assert RunState.from_string(state.to_string()) == state
 
 
-@pytest.mark.parametrize("version", ["1.2", "2.0", "0.9", "", "1"])
+@pytest.mark.parametrize("version", ["1.3", "2.0", "0.9", "", "1"])
 def test_other_versions_are_refused_with_the_list_of_readable_ones(version: str) -> None:
     with pytest.raises(UnreadableSchema) as caught:
         RunState.from_json({**fixture_of(CURRENT_SCHEMA_VERSION), schema.VERSION_FIELD: version})

@@ -1,0 +1,286 @@
+"""Conversation: what a run's model sees, in the memory of the process that makes the turns.
+
+The history keeps all items of a run. The model's view of them is kept here, so that a turn costs
+what its new items cost, however long the history is. A process that takes a run over makes the same
+view again of the history and the `RunState`, and sees what others have appended meanwhile, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.runs.items import (
+    RunningDigest,
+    deduplicated,
+    digest,
+    for_history,
+    for_model,
+    identity,
+    normalized,
+    without_orphans,
+)
+from capsule_tasks.runs.preparing import (
+    InputCallback,
+    ReadableHistory,
+    items_of,
+    prepare_input_with_session,
+)
+from capsule_tasks.runs.records import FilteredInput, Item
+from capsule_tasks.runs.state import RunState, ServerConversation
+from capsule_tasks.storage.history.types import limit_of
+
+_MORE_THAN_ANY_HISTORY = 2**31
+"""A limit of None would be that of the history's settings."""
+
+
+class View:
+    """A list of items of which another view may be the beginning; both share the items.
+
+    Making a longer view costs what the new items cost. Views are not changed.
+    """
+
+    __slots__ = ("_count", "_digest", "_keys", "_shared")
+
+    def __init__(
+        self,
+        items: list[Item],
+        keys: set[str] | None = None,
+        running_digest: RunningDigest | None = None,
+    ) -> None:
+        """A view of the list, which may grow; keys and digest may be of a view of its beginning."""
+        self._shared = items
+        self._count = len(items)
+        self._keys = set(_keys_of(items)) if keys is None else keys
+        self._digest = running_digest or RunningDigest()
+
+    @property
+    def items(self) -> list[Item]:
+        """The items in a new list. The items themselves are not to be changed."""
+        return self._shared[: self._count]
+
+    @property
+    def digest(self) -> str:
+        """A digest of the items; costs what those cost that came after the last digest."""
+        if self._digest.count > self._count:
+            self._digest = RunningDigest()
+        self._digest.update(islice(self._shared, self._digest.count, self._count))
+        return self._digest.hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def with_items(self, items: Sequence[Item]) -> View:
+        """The view with more items, each in place of an older version of itself."""
+        keys = _keys_of(items)
+        if len(set(keys)) < len(keys) or not self._keys.isdisjoint(keys):
+            return View(deduplicated([*self.items, *items]))
+        if len(self._shared) > self._count:
+            # The view of another turn has put its own items behind these.
+            return View([*self.items, *items])
+        self._shared.extend(items)
+        self._keys.update(keys)
+        return View(self._shared, self._keys, self._digest)
+
+
+def _keys_of(items: Iterable[Item]) -> list[str]:
+    return [key for item in items if (key := identity(item)) is not None]
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model sees of a run, and the run's items that are not stored yet."""
+
+    seen: View
+    new: tuple[Item, ...] = ()
+    """The run's items that are not stored, unfiltered and in order."""
+    has_history: bool = False
+    """Whether a history stores the run's items; else the run's state keeps them."""
+    server: ServerConversation | None = None
+    """The position in a conversation that the model's server keeps, if there is one."""
+    filtered: FilteredInput | None = None
+    """The view that a callback or a filter has made; the run's later items follow it."""
+    stored_items: int = 0
+    last_item: str | None = None
+    """The digest of the run's last stored item."""
+
+    @property
+    def view(self) -> list[Item]:
+        """The items that the model sees, in a new list. The items are not to be changed."""
+        return self.seen.items
+
+    @property
+    def digest(self) -> str:
+        """A digest of the view; costs what the items cost that came after the last digest."""
+        return self.seen.digest
+
+    def with_turn(
+        self, items: Sequence[Item], *, replied: int = 0, response_id: str | None = None
+    ) -> Conversation:
+        """The conversation with more items of the run: replies of its model, outputs of its tools.
+
+        Where the model's server keeps the conversation, it knows the first `replied` of the items,
+        which are its reply, and all that was sent for it: the model is not sent them again.
+        """
+        new = (*self.new, *for_history(items))
+        server, seen = self.server, self.seen
+        if server is not None and replied and (server.conversation_id or response_id):
+            server = replace(
+                server,
+                previous_response_id=None if server.conversation_id else response_id,
+                acknowledged_items=server.acknowledged_items + len(seen) + replied,
+            )
+            items, seen = items[replied:], View([])
+        return replace(self, seen=seen.with_items(for_model(items)), new=new, server=server)
+
+    def with_view(self, items: Iterable[Any]) -> Conversation:
+        """The conversation in which the model sees these items in place of its view so far.
+
+        The items to store stay the same. Calls without outputs, and the reverse, are left out.
+        """
+        seen = View(deduplicated(without_orphans(for_model(normalized(items)))))
+        after = replace(self, seen=seen)
+        return replace(after, filtered=after.as_filtered())
+
+    def as_filtered(self) -> FilteredInput:
+        """The view as a state keeps it, where it cannot be made again of the history."""
+        return FilteredInput(
+            items=self.view,
+            stands_for=self.stored_items + len(self.new),
+            last_item=digest(self.new[-1]) if self.new else self.last_item,
+        )
+
+    def stored(self) -> Conversation:
+        """The conversation once its new items are in the history."""
+        if not self.has_history or not self.new:
+            return self
+        count = self.stored_items + len(self.new)
+        return replace(self, new=(), stored_items=count, last_item=digest(self.new[-1]))
+
+    def compacted(self, items: Sequence[Item]) -> Conversation:
+        """The conversation once the history was replaced by these items; the model sees them all.
+
+        Without a history, they are what the state keeps of the run.
+        """
+        seen = View(deduplicated(without_orphans(for_model(items))))
+        new = () if self.has_history else tuple(for_history(items))
+        return Conversation(seen=seen, new=new, has_history=self.has_history)
+
+    def in_state(self, state: RunState) -> RunState:
+        """The state with all that another process needs to make the same view.
+
+        To be called once the conversation is `stored`, if there is a history. Without one, the
+        state holds the items of the run.
+        """
+        return replace(
+            state,
+            input="",
+            stored_items=self.stored_items,
+            last_item=self.last_item,
+            held_items=list(self.new) if self.server is None else self.view,
+            filtered_input=self.filtered,
+            conversation=self.server,
+        )
+
+
+async def conversation_of(
+    state: RunState,
+    history: ReadableHistory | Sequence[Item] | None = None,
+    *,
+    callback: InputCallback | None = None,
+    limit: int | None = None,
+) -> Conversation:
+    """The conversation of a run that begins, or of one that this process has not seen yet.
+
+    `history` is that of the run's session, or its items; None for a run without a session. A run
+    that begins is prepared with `callback`. `limit` is the number of items from before the run that
+    the model sees; by default that of the history's settings.
+
+    Raises InvalidSetting for a history together with a conversation that the model's server keeps.
+    """
+    if state.conversation is not None:
+        if history is not None:
+            must = "None, since the model's server keeps the items of this run's conversation"
+            raise InvalidSetting("session", history, must)
+        items = state.held_items or normalized(state.input or [])
+        return Conversation(
+            seen=View(for_model(items)), new=tuple(for_history(items)), server=state.conversation
+        )
+    if not (state.turn or state.stored_items or state.held_items):
+        given = state.input or []
+        prepared = await prepare_input_with_session(given, history, callback, limit=limit)
+        begun = Conversation(
+            seen=View(prepared.input),
+            new=tuple(prepared.to_store),
+            has_history=history is not None,
+        )
+        return begun if callback is None else replace(begun, filtered=begun.as_filtered())
+    if history is None:
+        return _resumed(state, None, None)
+    if limit is None and not isinstance(history, Sequence):
+        limit = limit_of(getattr(history, "session_settings", None))
+    if limit is None:
+        return _resumed(state, await items_of(history, None), None)
+    stored = await items_of(history, limit + state.stored_items)
+    if not stored or digest(stored[-1]) != state.last_item:
+        # Others have appended items since, or the run's were compacted.
+        stored = await items_of(history, _MORE_THAN_ANY_HISTORY)
+    return _resumed(state, stored, limit)
+
+
+def _resumed(state: RunState, stored: list[Item] | None, limit: int | None) -> Conversation:
+    """The conversation of a run that has made turns; `stored` are the items of its history."""
+    filtered, own = state.filtered_input, state.held_items
+    first: list[Item] = [] if filtered is None else filtered.items
+    if stored is None:
+        later = own if filtered is None else own[filtered.stands_for :]
+    elif (begin := _begin_of_view(stored, state, limit)) is not None:
+        later = stored[begin:]
+    else:
+        # The run's items were compacted: the history is what there is to see.
+        first, filtered, later = [], None, stored
+    seen = without_orphans(
+        for_model([*first, *later]),
+        pending={call.call_id for call in state.calls},
+        keep=range(len(first)),
+    )
+    return Conversation(
+        seen=View(deduplicated(seen)),
+        new=tuple(own),
+        has_history=stored is not None,
+        filtered=filtered,
+        stored_items=state.stored_items,
+        last_item=state.last_item,
+    )
+
+
+def _begin_of_view(stored: list[Item], state: RunState, limit: int | None) -> int | None:
+    """The index in the history of the first item that the model sees as it is.
+
+    None if the history no longer has the items of the run. The run's last item is looked for, and
+    the last one that a filtered view stands for: others may have appended items between them.
+    """
+    filtered, count = state.filtered_input, state.stored_items
+    end: int | None = len(stored)
+    if state.last_item is not None:
+        end = _behind(stored, state.last_item, count, len(stored))
+    if end is None or end < count:
+        return None
+    if filtered is None:
+        return 0 if limit is None else max(0, end - count - limit)
+    begin = end - (count - filtered.stands_for)
+    if filtered.last_item is None:
+        return begin
+    return _behind(stored, filtered.last_item, filtered.stands_for, begin)
+
+
+def _behind(items: list[Item], wanted: str, at_least: int, at_most: int) -> int | None:
+    """The index behind the latest item with this digest, if it is within the bounds."""
+    for end in range(at_most, max(at_least, 1) - 1, -1):
+        if digest(items[end - 1]) == wanted:
+            return end
+    return None

@@ -93,6 +93,10 @@ class Ledger(Protocol):
         """The output of a call that was made before, or is made now."""
         ...
 
+    def is_repeat(self, key: str) -> bool:
+        """Whether a call that is being made was started before, by this process or a lost one."""
+        ...
+
 
 @dataclass(frozen=True)
 class TurnWork:

@@ -71,6 +71,8 @@ class TurnLedger:
         """Replies that are not in the journal yet, in their order."""
         self._starts = Batches[PlannedCall | None, CallStart | None](self._start)
         self._finishes = Batches[bytes, CapsuleError | None](self._finish, len)
+        self._repeated: set[str] = set()
+        """Calls that are made again."""
         self.cancelled_by: str | None = None
         self.error: Exception | None = None
         """An error of the store, or a lost claim: nothing can be said about the turn."""
@@ -187,10 +189,15 @@ class TurnLedger:
         if self._is_refused:
             self._check()
         if start.state == "go":
+            if start.started_at is not None:
+                self._repeated.add(call.key)
             return await self._made(call, make)
         if call.on_uncertain == "park" and start.started_at is not None:
             return await self._settled(call, start.started_at, make)
         return self._uncertain(call)
+
+    def is_repeat(self, key: str) -> bool:
+        return key in self._repeated
 
     async def _settled(
         self, call: ToolCall, started_at: datetime, make: Callable[[], Awaitable[bytes]]

@@ -111,7 +111,8 @@ def call_start_of(call: PlannedCall, reply: Reply) -> CallStart:
             return CallStart(call.call_id, "finished", output=reply[1])
         case Code.UNCERTAIN:
             return CallStart(call.call_id, "uncertain", started_at=time_of(int(reply[1])))
-    return CallStart(call.call_id, "go")
+    started_at = time_of(int(reply[1])) if len(reply) > 1 else None
+    return CallStart(call.call_id, "go", started_at=started_at)
 
 
 def status_of(value: bytes) -> Status:

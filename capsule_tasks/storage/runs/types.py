@@ -314,6 +314,7 @@ class CallStart:
     state: Literal["go", "finished", "uncertain"]
     output: bytes | None = None
     started_at: datetime | None = None
+    """When it was started before, and did not finish; also of a call that goes ahead again."""
 
 
 @dataclass(frozen=True)

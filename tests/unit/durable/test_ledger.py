@@ -59,7 +59,7 @@ class FakeStore:
         if known and not call.retry:
             return CallStart(call.call_id, "uncertain", started_at=known)
         self.started[call.call_id] = datetime(2026, 1, 1, tzinfo=UTC)
-        return CallStart(call.call_id, "go")
+        return CallStart(call.call_id, "go", started_at=known)
 
     async def finish_calls(self, claim: Claim, outputs: Mapping[str, bytes]) -> None:
         await self._noted("finish", claim, [*outputs], "output ")
@@ -121,6 +121,15 @@ async def test_calls_side_by_side_start_together_and_end_together(
     assert outcomes == [ToolOutcome(name.encode()) for name in "abcde"]
     assert store.calls == [("start", [":question:0", *"abcde"]), ("finish", [*"abcde"])]
     assert store.journaled == {":question:0": b"reply"}
+
+
+async def test_a_call_that_is_made_again_is_known_as_a_repeat(
+    ledger: TurnLedger, store: FakeStore
+) -> None:
+    store.started["b"] = datetime(2026, 1, 1, tzinfo=UTC)
+    for name, is_repeat in (("a", False), ("b", True)):
+        await ledger.tool_call(call_of(name, "retry"), making(name))
+        assert ledger.is_repeat(name) is is_repeat
 
 
 async def test_what_is_asked_for_meanwhile_goes_with_the_next(

@@ -15,8 +15,9 @@
 --   max_bytes     of all replies of one turn
 --   calls         {call, fingerprint, retry} each, in MessagePack
 --   part...       key, reply, key, reply, and so on
--- RETURNS {DONE, cancel, {DONE} | {FINISHED, output} | {UNCERTAIN, started ms}...}, one for each
---         call: go ahead; its output; or it was started and did not finish
+-- RETURNS {DONE, cancel, {DONE} | {DONE, started ms} | {FINISHED, output} | {UNCERTAIN, started ms}
+--         ...}, one for each call: go ahead; go ahead, though it was started before and did not
+--         finish; its output; or it was started and did not finish
 -- REFUSES {ABANDONED} an operation that its caller abandoned before it was done
 --         {FORGOTTEN} a repeat that is older than the operation log
 --         {MISSING} a run that does not exist
@@ -54,12 +55,13 @@ local function outcome(wanted, now_us)
   local output = redis.call('HGET', ledger_key, 'output:' .. call)
   if output then return {FINISHED, output} end
   local known = entry_of(ledger_key, 'call:' .. call)
-  if known and known.operation == operation_id then return {DONE} end
+  if known and known.operation == operation_id then return {DONE, known.before} end
   if known and not retry then return {UNCERTAIN, known.at} end
   local at = math.floor(now_us / 1000)
   local entry = {fingerprint = fingerprint, by = whole(token), at = at, operation = operation_id}
+  entry.before = known and known.at
   redis.call('HSET', ledger_key, 'call:' .. call, cmsgpack.pack(entry))
-  return {DONE}
+  return {DONE, entry.before}
 end
 
 local has_replies = #ARGV >= FIRST

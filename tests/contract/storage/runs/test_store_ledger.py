@@ -29,10 +29,10 @@ async def test_a_call_is_made_once_and_its_output_is_kept(subject: Subject) -> N
     assert again[0].output == b"\x00\xff"
     assert again[1].started_at is not None
     retried = [PlannedCall(call.call_id, PRINT, retry=True) for call in calls]
-    assert [each.state for each in (await runs.start_calls(claim, retried)).calls] == [
-        "finished",
-        "go",
-    ]
+    for _ in range(2):
+        repeated = (await runs.start_calls(claim, retried, operation_id="retried")).calls
+        assert [each.state for each in repeated] == ["finished", "go"]
+        assert repeated[1].started_at == again[1].started_at
 
 
 async def test_a_start_repeated_under_its_operation_is_the_same_start(subject: Subject) -> None:
@@ -42,6 +42,7 @@ async def test_a_start_repeated_under_its_operation_is_the_same_start(subject: S
     for _ in range(2):
         started = await runs.start_calls(claim, calls, operation_id="go")
         assert started.calls[0].state == "go"
+        assert started.calls[0].started_at is None
     assert (await runs.start_calls(claim, calls)).calls[0].state == "uncertain"
 
 

@@ -249,6 +249,13 @@ class ModelMisbehaved(RetryError):
     reason: str
 
 
+@described("the compaction failed: {reason}. The history is as it was")
+class CompactionFailed(RetryError):
+    """A compactor made nothing that can stand for the old items; the history is as it was."""
+
+    reason: str
+
+
 @described("the arguments of {tool} are wrong: {reason}. Call it again with other arguments")
 class WrongArguments(CallerError, ValueError):
     """The arguments that a model gave to a tool do not fit the tool's schema; nothing ran.

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.runs.compaction.cutting import is_compaction
 from capsule_tasks.runs.items import (
     RunningDigest,
     deduplicated,
@@ -74,6 +75,10 @@ class View:
 
     def __len__(self) -> int:
         return self._count
+
+    def since(self, start: int) -> list[Item]:
+        """The items from this index on, in a new list; costs what they cost."""
+        return self._shared[start : self._count]
 
     def with_items(self, items: Sequence[Item]) -> View:
         """The view with more items, each in place of an older version of itself."""
@@ -272,6 +277,9 @@ def _begin_of_view(stored: list[Item], state: RunState, limit: int | None) -> in
         return None
     if filtered is None:
         return 0 if limit is None else max(0, end - count - limit)
+    if any(map(is_compaction, stored[end - count : end])):
+        # Items of the run were compacted, and other items are found in their place.
+        return None
     begin = end - (count - filtered.stands_for)
     if filtered.last_item is None:
         return begin

@@ -1,7 +1,8 @@
-"""Coroutines that run in processes of their own, which die at a chosen turn of the event loop.
+"""Coroutines that are killed or cancelled at each await in turn.
 
-Nothing of such a process runs after its death: no `except`, no `finally`, no cancel. So it dies as
-by `kill -9`, but at each await in turn.
+Killed ones run in processes of their own, which die at a chosen turn of the event loop. Nothing of
+such a process runs after its death: no `except`, no `finally`, no cancel. So it dies as by
+`kill -9`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from capsule_tasks.settings import LeaseSettings
@@ -56,3 +57,53 @@ def _run(make: Callable[[], Coroutine[Any, Any, Any]], dies_at: int | None) -> N
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+class _Cancelling:
+    """Awaits a coroutine, and cancels its task when it waits for the nth time, and maybe after."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], at: int, times: int) -> None:
+        self._inner, self._cancels = inner, range(at, at + times)
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        sent: Any = None
+        thrown: BaseException | None = None
+        while True:
+            try:
+                waited = self._inner.throw(thrown) if thrown else self._inner.send(sent)
+            except StopIteration as stop:
+                return stop.value
+            if self.waits in self._cancels:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            self.waits += 1
+            sent = thrown = None
+            try:
+                sent = yield waited
+            except BaseException as error:  # noqa: BLE001  the coroutine gets every error
+                thrown = error
+
+
+async def cancelled_at(
+    make: Callable[[], Coroutine[Any, Any, Any]], at: int, times: int = 1
+) -> bool:
+    """Run a coroutine in a task that is cancelled at its await `at`, counted from 0.
+
+    With two `times` it is cancelled again at the await after it. True if the coroutine ended before
+    that; then every await has been tried. Fails if a task is left behind.
+    """
+    before = asyncio.all_tasks()
+    cancelling = _Cancelling(make(), at, times)
+
+    async def run() -> None:
+        await cancelling
+
+    task = asyncio.ensure_future(run())
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    left = asyncio.all_tasks() - before - {task}
+    assert not left, left
+    return cancelling.waits <= at

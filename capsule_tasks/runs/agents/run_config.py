@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.checking import check, check_callable, check_list
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
 from capsule_tasks.runs.agents.handoffs import HandoffInput
+from capsule_tasks.runs.compaction import Compaction
 from capsule_tasks.runs.models.model import Model, ModelSettings
 from capsule_tasks.runs.records import Item
 
@@ -48,8 +48,8 @@ class RunConfig:
     """Run with those of the first agent."""
     output_guardrails: list[OutputGuardrail] = field(default_factory=list)
     """Run with those of the last agent."""
-    compaction: Any = None
-    """When and how the history is compacted: a `Compaction`."""
+    compaction: Compaction | None = None
+    """When and how the history is compacted."""
     auto_previous_response_id: bool = False
     """Let the server keep the conversation of this run, each call naming the reply before it."""
 
@@ -64,6 +64,8 @@ class RunConfig:
             check_callable(f"RunConfig.{name}", getattr(self, name))
         check_list("RunConfig.input_guardrails", self.input_guardrails, (InputGuardrail,))
         check_list("RunConfig.output_guardrails", self.output_guardrails, (OutputGuardrail,))
+        is_policy = self.compaction is None or isinstance(self.compaction, Compaction)
+        check("RunConfig.compaction", self.compaction, is_policy, "None or a Compaction")
         is_automatic: object = self.auto_previous_response_id
         is_flag = isinstance(is_automatic, bool)
         check("RunConfig.auto_previous_response_id", is_automatic, is_flag, "True or False")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.runs import AgentId, FilteredInput, PendingCall, RunState, ServerConversation
+from capsule_tasks.runs.compaction import summary_message
 from capsule_tasks.runs.conversation import Conversation, View, conversation_of
 from capsule_tasks.runs.identity import ToolKey
 from capsule_tasks.runs.items import RunningDigest, deduplicated, digest, for_model
@@ -144,6 +145,14 @@ async def test_of_a_compacted_history_everything_is_seen() -> None:
     assert (await conversation_of(state, summary)).view == summary
     kept = [*summary, *stored[-2:]]
     assert (await conversation_of(state, kept)).view == kept
+
+
+async def test_items_in_the_place_of_compacted_ones_are_not_taken_for_them() -> None:
+    short = FilteredInput([user("short")], 1, last_item=digest(user("bye")))
+    fields: Any = {"stored_items": 4, "last_item": digest(answer("d")), "filtered_input": short}
+    state = state_of("", turn=3, **fields)
+    compacted = [user("bye"), summary_message("so far"), answer("c"), answer("d")]
+    assert (await conversation_of(state, compacted)).view == compacted
 
 
 async def test_a_run_without_a_session_keeps_its_items_in_its_state() -> None:

@@ -24,6 +24,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Show the collector everything again: Hypothesis, if it is loaded only now, looks there."""
+    gc.unfreeze()
+
+
 def _servers() -> ModuleType:
     """Loaded where needed: some tests run as a user who cannot read all it imports."""
     return importlib.import_module("tests.servers")

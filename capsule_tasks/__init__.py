@@ -12,6 +12,21 @@ if TYPE_CHECKING:
     from capsule_tasks.client import Capsule, Execution, GroupExecution, step
     from capsule_tasks.client.tools import code_tool, task_tool
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
+    from capsule_tasks.runs import (
+        Agent,
+        Handoff,
+        RunConfig,
+        RunContext,
+        ToolContext,
+        ToolVerdict,
+        Verdict,
+        function_tool,
+        input_guardrail,
+        output_guardrail,
+        tool_input_guardrail,
+        tool_output_guardrail,
+    )
+    from capsule_tasks.runs.models import ModelSettings
     from capsule_tasks.sessions import Session, SessionConfig, SessionPool
     from capsule_tasks.settings import (
         ChildSettings,
@@ -25,26 +40,39 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Agent",
     "Capsule",
     "ChildSettings",
     "EffectUncertain",
     "Execution",
     "ExecutionCancelled",
     "GroupExecution",
+    "Handoff",
     "History",
     "LimitSettings",
+    "ModelSettings",
     "PoolSettings",
     "Profile",
+    "RunConfig",
+    "RunContext",
     "SandboxSettings",
     "Session",
     "SessionConfig",
     "SessionPool",
     "SyncHistory",
+    "ToolContext",
+    "ToolVerdict",
+    "Verdict",
     "__version__",
     "code_tool",
+    "function_tool",
+    "input_guardrail",
+    "output_guardrail",
     "progress",
     "step",
     "task_tool",
+    "tool_input_guardrail",
+    "tool_output_guardrail",
 ]
 
 _NAMES_IN = {
@@ -52,6 +80,21 @@ _NAMES_IN = {
     "capsule_tasks.client": ("Capsule", "Execution", "GroupExecution", "step"),
     "capsule_tasks.client.tools": ("code_tool", "task_tool"),
     "capsule_tasks.errors": ("EffectUncertain", "ExecutionCancelled"),
+    "capsule_tasks.runs": (
+        "Agent",
+        "Handoff",
+        "RunConfig",
+        "RunContext",
+        "ToolContext",
+        "ToolVerdict",
+        "Verdict",
+        "function_tool",
+        "input_guardrail",
+        "output_guardrail",
+        "tool_input_guardrail",
+        "tool_output_guardrail",
+    ),
+    "capsule_tasks.runs.models": ("ModelSettings",),
     "capsule_tasks.sessions": ("Session", "SessionConfig", "SessionPool"),
     "capsule_tasks.settings": (
         "ChildSettings",

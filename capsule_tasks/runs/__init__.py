@@ -4,7 +4,13 @@ A `RunState` has all that is needed to continue a run: whose turn is next, which
 a decision, which decisions were taken. It contains the identities of agents and tools, not agents
 and tools, and the number of items in the history, not the items. It is plain data;
 `capsule_tasks.storage` stores, claims and commits it.
+
+What authors declare, as agents and tools, is loaded when it is first asked for (PEP 562): those
+who only store and read states do not pay for them.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
 from capsule_tasks.runs.contexts import SavedContext, restored_context, saved_context
@@ -24,26 +30,101 @@ from capsule_tasks.runs.schema import (
 )
 from capsule_tasks.runs.state import RunState, ServerConversation, TraceState
 
+if TYPE_CHECKING:
+    from capsule_tasks.runs.agents.agent import Agent, ToolResult
+    from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
+    from capsule_tasks.runs.agents.functions import function_tool
+    from capsule_tasks.runs.agents.guardrails import (
+        InputGuardrail,
+        OutputGuardrail,
+        ToolGuardrail,
+        ToolVerdict,
+        Verdict,
+        input_guardrail,
+        output_guardrail,
+        tool_input_guardrail,
+        tool_output_guardrail,
+    )
+    from capsule_tasks.runs.agents.handoffs import Handoff, HandoffInput, only_last, without_tools
+    from capsule_tasks.runs.agents.outputs import OutputType
+    from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
+    from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
+
 __all__ = [
     "CURRENT_SCHEMA_VERSION",
     "SCHEMA_VERSION_SUMMARIES",
     "SUPPORTED_SCHEMA_VERSIONS",
+    "Agent",
     "AgentGraph",
     "AgentId",
+    "AgentTool",
     "CodeSession",
     "Decision",
     "FilteredInput",
     "GuardrailResult",
+    "Handoff",
+    "HandoffInput",
+    "HostedTool",
+    "InputGuardrail",
+    "ModelInput",
     "ModelResponse",
+    "OutputGuardrail",
+    "OutputType",
     "PendingCall",
     "RunApprovals",
+    "RunConfig",
+    "RunContext",
     "RunState",
     "SavedContext",
     "ServerConversation",
     "Spent",
+    "Tool",
+    "ToolContext",
+    "ToolGuardrail",
     "ToolKey",
+    "ToolResult",
+    "ToolVerdict",
     "TraceState",
     "Usage",
+    "Verdict",
+    "function_tool",
+    "input_guardrail",
+    "only_last",
+    "output_guardrail",
     "restored_context",
     "saved_context",
+    "tool_input_guardrail",
+    "tool_output_guardrail",
+    "without_tools",
 ]
+
+_NAMES_IN = {
+    "capsule_tasks.runs.agents.agent": ("Agent", "ToolResult"),
+    "capsule_tasks.runs.agents.contexts": ("RunContext", "ToolContext"),
+    "capsule_tasks.runs.agents.functions": ("function_tool",),
+    "capsule_tasks.runs.agents.guardrails": (
+        "InputGuardrail",
+        "OutputGuardrail",
+        "ToolGuardrail",
+        "ToolVerdict",
+        "Verdict",
+        "input_guardrail",
+        "output_guardrail",
+        "tool_input_guardrail",
+        "tool_output_guardrail",
+    ),
+    "capsule_tasks.runs.agents.handoffs": ("Handoff", "HandoffInput", "only_last", "without_tools"),
+    "capsule_tasks.runs.agents.outputs": ("OutputType",),
+    "capsule_tasks.runs.agents.run_config": ("ModelInput", "RunConfig"),
+    "capsule_tasks.runs.agents.tools": ("AgentTool", "HostedTool", "Tool"),
+}
+_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

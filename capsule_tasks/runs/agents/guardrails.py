@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
+from capsule_tasks.runs.agents.checking import check, check_flag, check_function, check_text
 from capsule_tasks.runs.records import Item
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ class Verdict:
     tripped: bool = False
     info: Any = None
 
+    def __post_init__(self) -> None:
+        check_flag("Verdict.tripped", self.tripped)
+
 
 @dataclass(frozen=True)
 class ToolVerdict:
@@ -29,6 +33,12 @@ class ToolVerdict:
     message: str | None = None
     """In place of the output, if the call is rejected."""
     info: Any = None
+
+    def __post_init__(self) -> None:
+        is_known = self.behavior in ("allow", "reject", "raise")
+        check("ToolVerdict.behavior", self.behavior, is_known, "'allow', 'reject' or 'raise'")
+        is_text = self.message is None or isinstance(self.message, str)
+        check("ToolVerdict.message", self.message, is_text, "None or a text")
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,10 @@ class InputGuardrail:
     parallel: bool = True
     """Beside the first model call, whose reply waits for the verdict; else before that call."""
 
+    def __post_init__(self) -> None:
+        _check_guardrail(self, 3)
+        check_flag(f"InputGuardrail({self.name}).parallel", self.parallel)
+
 
 @dataclass(frozen=True)
 class OutputGuardrail:
@@ -47,6 +61,9 @@ class OutputGuardrail:
 
     check: Callable[[RunContext, Agent, Any], Verdict | Awaitable[Verdict]]
     name: str
+
+    def __post_init__(self) -> None:
+        _check_guardrail(self, 3)
 
 
 @dataclass(frozen=True)
@@ -61,3 +78,56 @@ class ToolGuardrail:
     """Called with the `ToolContext`; one for outputs also with the output."""
     name: str
     before_approval: bool = False
+
+    def __post_init__(self) -> None:
+        _check_guardrail(self, 1, 2)
+        check_flag(f"ToolGuardrail({self.name}).before_approval", self.before_approval)
+
+
+def _check_guardrail(
+    guardrail: InputGuardrail | OutputGuardrail | ToolGuardrail, *arguments: int
+) -> None:
+    kind = type(guardrail).__name__
+    check_text(f"{kind}.name", guardrail.name)
+    check_function(f"{kind}({guardrail.name}).check", guardrail.check, *arguments)
+
+
+# --- decorators ----------------------------------------------------------------------------------
+
+G = TypeVar("G", InputGuardrail, OutputGuardrail, ToolGuardrail)
+
+
+class _Decorator(Generic[G]):
+    """Makes guardrails of functions, with or without options in parentheses."""
+
+    def __init__(self, kind: Callable[..., G]) -> None:
+        self._kind: Callable[..., G] = kind
+
+    @overload
+    def __call__(self, function: Callable[..., Any], /) -> G: ...
+    @overload
+    def __call__(
+        self, function: None = None, /, **options: Any
+    ) -> Callable[[Callable[..., Any]], G]: ...
+    def __call__(
+        self, function: Callable[..., Any] | None = None, /, **options: Any
+    ) -> G | Callable[[Callable[..., Any]], G]:
+        def made(function: Callable[..., Any]) -> G:
+            named = {"name": getattr(function, "__name__", "")} | options
+            return self._kind(check=function, **named)
+
+        return made if function is None else made(function)
+
+
+input_guardrail = _Decorator(InputGuardrail)
+"""`@input_guardrail` or `@input_guardrail(name=…, parallel=…)` of a function
+`check(context, agent, input)` that returns a Verdict."""
+output_guardrail = _Decorator(OutputGuardrail)
+"""`@output_guardrail` or `@output_guardrail(name=…)` of a function
+`check(context, agent, output)` that returns a Verdict."""
+tool_input_guardrail = _Decorator(ToolGuardrail)
+"""`@tool_input_guardrail` or `@tool_input_guardrail(name=…, before_approval=…)` of a function
+`check(tool_context)` that returns a ToolVerdict."""
+tool_output_guardrail = _Decorator(ToolGuardrail)
+"""`@tool_output_guardrail` or `@tool_output_guardrail(name=…)` of a function
+`check(tool_context, output)` that returns a ToolVerdict."""

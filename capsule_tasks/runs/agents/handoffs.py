@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from capsule_tasks.errors import InvalidSetting, WrongArguments
+from capsule_tasks.runs.agents.checking import (
+    check,
+    check_condition,
+    check_function,
+    check_tool_name,
+    is_agent,
+    snake_case,
+)
+from capsule_tasks.runs.agents.schemas import Codec, Unfit, as_strict_as_possible
+from capsule_tasks.runs.models.model import ToolSpec
 from capsule_tasks.runs.records import Item
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.agents.agent import Agent
     from capsule_tasks.runs.agents.contexts import RunContext
+
+_NO_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "required": [],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True)
@@ -22,11 +41,15 @@ class HandoffInput:
     arguments: str
 
 
-@dataclass(kw_only=True)
+HandoffFilter = Callable[[HandoffInput], list[Item] | Awaitable[list[Item]]]
+
+
+@dataclass(frozen=True, eq=False)
 class Handoff:
     """A handoff with more than its defaults. An agent in `Agent.handoffs` stands for one."""
 
     agent: Agent
+    _: KW_ONLY
     name: str | None = None
     """Of the tool; by default `transfer_to_<agent>`."""
     description: str | None = None
@@ -34,6 +57,119 @@ class Handoff:
     """The type of the arguments that the model gives."""
     on_handoff: Callable[..., Awaitable[None] | None] | None = None
     """Called with the `RunContext`, and with the arguments if there is an `input_type`."""
-    input_filter: Callable[[HandoffInput], list[Item] | Awaitable[list[Item]]] | None = None
+    input_filter: HandoffFilter | None = None
     """The next agent's view of what came before. The history and the events keep everything."""
     is_enabled: bool | Callable[[RunContext, Agent], bool | Awaitable[bool]] = True
+
+    def __post_init__(self) -> None:
+        check("Handoff.agent", self.agent, is_agent(self.agent), "an Agent")
+        check_tool_name(f"name of the handoff to {self.agent.name}", self.tool_name)
+        of = f"Handoff({self.agent.name}).{{}}".format
+        is_text = self.description is None or isinstance(self.description, str)
+        check(of("description"), self.description, is_text, "None or a text")
+        if self.on_handoff is not None:
+            check_function(of("on_handoff"), self.on_handoff, 1 + (self.input_type is not None))
+        if self.input_filter is not None:
+            check_function(of("input_filter"), self.input_filter, 1)
+        check_condition(of("is_enabled"), self.is_enabled, 2)
+        try:
+            is_object = self._codec is None or "properties" in self._codec.schema
+        except Exception as error:  # noqa: BLE001  msgspec, or an author's class, raises anything
+            must = f"a type that JSON can be decoded into ({error})"
+            raise InvalidSetting(of("input_type"), self.input_type, must) from None
+        check(of("input_type"), self.input_type, is_object, "a type with named fields")
+
+    @property
+    def tool_name(self) -> str:
+        if self.name is not None:
+            return self.name
+        agent = snake_case(self.agent.name)
+        return f"transfer_to_{agent}" if agent else ""
+
+    @cached_property
+    def _codec(self) -> Codec | None:
+        return None if self.input_type is None else Codec(self.input_type)
+
+    @cached_property
+    def _schema(self) -> tuple[dict[str, Any], bool]:
+        return (
+            (_NO_PARAMETERS, True)
+            if self._codec is None
+            else (as_strict_as_possible(self._codec.schema))
+        )
+
+    def as_spec(self) -> ToolSpec:
+        description = self.description
+        if description is None:
+            about = self.agent.handoff_description or ""
+            description = f"Hand the conversation over to {self.agent.name}. {about}".strip()
+        parameters, strict = self._schema
+        return ToolSpec(
+            name=self.tool_name, description=description, parameters=parameters, strict=strict
+        )
+
+    def decode(self, arguments: str) -> Any:
+        """The arguments, of the `input_type`. Raises WrongArguments, which is for the model."""
+        if self._codec is None:
+            return None
+        try:
+            return self._codec.decode(arguments)
+        except Unfit as error:
+            raise WrongArguments(self.tool_name, str(error)) from None
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+def without_tools(given: HandoffInput) -> list[Item]:
+    """A view without calls of tools, their outputs, and the reasoning that led to them."""
+    kept: list[Item] = []
+    follows_call = False
+    for item in reversed([*given.earlier, *given.turn]):
+        if _is_of_tool(item):
+            follows_call = True
+        elif item.get("type") != "reasoning":
+            follows_call = False
+            kept.append(item)
+        elif not follows_call:
+            kept.append(item)
+    return kept[::-1]
+
+
+def only_last(count: int) -> HandoffFilter:
+    """A view of the last items only, and of those before them that belong to the first of these.
+
+    A call is kept with its reasoning and its output, so there may be more items than `count`.
+    """
+    is_count = type(count) is int and count > 0
+    check("only_last", count, is_count, "a whole number above 0")
+
+    def kept(given: HandoffInput) -> list[Item]:
+        items = [*given.earlier, *given.turn]
+        start = max(0, len(items) - count)
+        while 0 < start < len(items) and _belongs_to_item_before(items, start):
+            start -= 1
+        calls = {each.get("call_id") for each in items[start:] if not _is_output(each)}
+        return [
+            each for each in items[start:] if not _is_output(each) or each.get("call_id") in calls
+        ]
+
+    return kept
+
+
+def _belongs_to_item_before(items: list[Item], at: int) -> bool:
+    before, item = items[at - 1], items[at]
+    return (
+        _is_output(item)
+        or before.get("type") == "reasoning"
+        or (_is_of_tool(item) and _is_of_tool(before) and not _is_output(before))
+    )
+
+
+def _is_of_tool(item: Item) -> bool:
+    kind = str(item.get("type", "message"))
+    return kind.endswith(("_call", "_output")) or kind.startswith("mcp_")
+
+
+def _is_output(item: Item) -> bool:
+    return str(item.get("type", "")).endswith("_output")

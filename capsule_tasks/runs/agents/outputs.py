@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from capsule_tasks.errors import InvalidSetting, ModelMisbehaved, OutputNotStorable
+from capsule_tasks.runs.agents.checking import check
 from capsule_tasks.runs.agents.schemas import (
     Codec,
-    NotStrict,
     Unfit,
     as_json,
     as_json_text,
-    strict_schema,
+    as_strict_as_possible,
 )
 from capsule_tasks.runs.models.model import OutputSchema
 from capsule_tasks.runs.records import Item
@@ -74,17 +74,11 @@ class OutputType:
         self.schema = self._made_schema(strict)
 
     def _made_schema(self, strict: bool | None) -> OutputSchema:
-        parameters = self._codec.schema
+        made, is_strict = self._codec.schema, False
         if strict is not False:
-            try:
-                made = strict_schema(parameters)
-                return OutputSchema(name="final_output", parameters=made, strict=True)
-            except NotStrict as error:
-                if strict:
-                    at = f" at {'.'.join(error.path)}" if error.path else ""
-                    must = f"a type for a strict schema, but{at} {error.reason}"
-                    raise InvalidSetting("output_type", self.kind, must) from None
-        return OutputSchema(name="final_output", parameters=parameters, strict=False)
+            made, is_strict = as_strict_as_possible(made)
+        check("output_type", self.kind, is_strict or not strict, "a type for a strict schema")
+        return OutputSchema(name="final_output", parameters=made, strict=is_strict)
 
     @property
     def is_text(self) -> bool:

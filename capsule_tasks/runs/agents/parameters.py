@@ -19,6 +19,7 @@ from capsule_tasks.runs.agents.schemas import (
     NotStrict,
     Schema,
     Unfit,
+    as_strict_as_possible,
     strict_schema,
     with_default,
 )
@@ -174,13 +175,11 @@ def _completed(schema: Schema, signature: list[inspect.Parameter], about: dict[s
 def _made_strict(
     schema: Schema, tool: str, hints: dict[str, Any], strict: bool | None
 ) -> tuple[Schema, bool]:
-    if strict is False:
-        return schema, False
+    if strict is not True:
+        return (schema, False) if strict is False else as_strict_as_possible(schema)
     try:
         return strict_schema(schema), True
     except NotStrict as error:
-        if strict is None:
-            return schema, False
         where, kind = ".".join((tool, *error.path)), hints.get(error.path[0], Any)
         must = f"of a type for a strict schema, but {error.reason}; or give strict=False"
         raise InvalidSetting(where, kind, must) from None

@@ -6,10 +6,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from capsule_tasks.runs.agents.agent import Agent
-from capsule_tasks.runs.agents.checking import check, check_callable, check_list
+from capsule_tasks.runs.agents.checking import (
+    check,
+    check_flag,
+    check_function,
+    check_list,
+)
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
-from capsule_tasks.runs.agents.handoffs import HandoffInput
+from capsule_tasks.runs.agents.handoffs import HandoffFilter
 from capsule_tasks.runs.compaction import Compaction
 from capsule_tasks.runs.models.model import Model, ModelSettings
 from capsule_tasks.runs.records import Item
@@ -25,7 +30,14 @@ class ModelInput:
 
 SessionInputCallback = Callable[[list[Item], list[Item]], list[Item] | Awaitable[list[Item]]]
 InputFilter = Callable[[RunContext, Agent, ModelInput], ModelInput | Awaitable[ModelInput]]
-HandoffInputFilter = Callable[[HandoffInput], list[Item] | Awaitable[list[Item]]]
+
+_FUNCTIONS = {
+    "model_provider": 1,
+    "session_input_callback": 2,
+    "input_filter": 3,
+    "handoff_input_filter": 1,
+}
+"""The functions of a RunConfig, and how many arguments each is given."""
 
 
 @dataclass(kw_only=True, frozen=True, eq=False)
@@ -42,7 +54,7 @@ class RunConfig:
     """Makes the model's input of the history's items and of the new ones."""
     input_filter: InputFilter | None = None
     """Narrows the model's view before each call. The history keeps everything."""
-    handoff_input_filter: HandoffInputFilter | None = None
+    handoff_input_filter: HandoffFilter | None = None
     """For handoffs without an `input_filter` of their own."""
     input_guardrails: list[InputGuardrail] = field(default_factory=list)
     """Run with those of the first agent."""
@@ -59,13 +71,11 @@ class RunConfig:
         settings: object = self.model_settings
         is_settings = settings is None or isinstance(settings, ModelSettings)
         check("RunConfig.model_settings", settings, is_settings, "None or ModelSettings")
-        functions = ("model_provider", "session_input_callback", "input_filter")
-        for name in (*functions, "handoff_input_filter"):
-            check_callable(f"RunConfig.{name}", getattr(self, name))
+        for name, count in _FUNCTIONS.items():
+            if (value := getattr(self, name)) is not None:
+                check_function(f"RunConfig.{name}", value, count)
         check_list("RunConfig.input_guardrails", self.input_guardrails, (InputGuardrail,))
         check_list("RunConfig.output_guardrails", self.output_guardrails, (OutputGuardrail,))
         is_policy = self.compaction is None or isinstance(self.compaction, Compaction)
         check("RunConfig.compaction", self.compaction, is_policy, "None or a Compaction")
-        is_automatic: object = self.auto_previous_response_id
-        is_flag = isinstance(is_automatic, bool)
-        check("RunConfig.auto_previous_response_id", is_automatic, is_flag, "True or False")
+        check_flag("RunConfig.auto_previous_response_id", self.auto_previous_response_id)

@@ -12,7 +12,7 @@ of a text, are left out of the strict schema; decoding checks them all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -53,19 +53,12 @@ class Codec:
         self._kind = kind
         self.schema = schema_of(kind)
         self._definitions: Schema = self.schema.get("$defs", {})
-        self._has_defaults = any(
-            not _accepts_null(child, self._definitions)
-            for node in _nodes(self.schema)
-            for name, child in node.get("properties", {}).items()
-            if name not in node.get("required", ())
-        )
 
     def decode(self, text: str) -> Any:
         """The value of a JSON text. Raises Unfit."""
         try:
             value = msgspec.json.decode(text)
-            if self._has_defaults:
-                _drop_nulls(value, self.schema, self._definitions)
+            _drop_nulls(value, self.schema, self._definitions)
             return msgspec.convert(value, self._kind, str_keys=True, dec_hook=_decode_custom)
         except msgspec.ValidationError as error:
             raise Unfit(str(error)) from None
@@ -100,6 +93,14 @@ def schema_of(kind: Any) -> Schema:
 def strict_schema(schema: Schema) -> Schema:
     """The schema for OpenAI's strict mode. Raises NotStrict if that would refuse other values."""
     return _strict(schema, (), schema.get("$defs", {}))
+
+
+def as_strict_as_possible(schema: Schema) -> tuple[Schema, bool]:
+    """The strict schema, or else the schema as it is; and whether it is strict."""
+    try:
+        return strict_schema(schema), True
+    except NotStrict:
+        return schema, False
 
 
 def with_default(schema: Schema, default: Any) -> Schema:
@@ -164,22 +165,6 @@ def _mapped(node: Schema, change: Callable[[Schema, tuple[str, ...]], Schema]) -
     return mapped
 
 
-def _nodes(schema: Schema) -> Iterator[Schema]:
-    found: list[Schema] = []
-
-    def add(node: Schema, _names: tuple[str, ...]) -> Schema:
-        found.append(node)
-        return node
-
-    waiting = [schema]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        _mapped(node, add)
-        waiting += found
-        found.clear()
-
-
 _NOT_INLINED = ("$ref", "$defs", "title", "discriminator")
 """A discriminator refers to definitions, too; the tags of its variants say the same."""
 
@@ -213,7 +198,9 @@ class _Inlining:
         if id(target) in self._kept:
             return {"$ref": f"#/$defs/{self._kept[id(target)]}"}
         if id(target) in self._open:
-            kept = self._open[id(target)] = self._open[id(target)] or self._unused(name)
+            taken = {*self.definitions, *self._open.values()}
+            unused = f"{name}_{len(taken)}" if name in taken else name
+            kept = self._open[id(target)] = self._open[id(target)] or unused
             return {"$ref": f"#/$defs/{kept}"}
         self._open[id(target)] = None
         made = self.node(target, scope)
@@ -223,14 +210,6 @@ class _Inlining:
         self.definitions[kept_as] = made
         self._kept[id(target)] = kept_as
         return {"$ref": f"#/$defs/{kept_as}"}
-
-    def _unused(self, name: str) -> str:
-        taken = {*self.definitions, *self._open.values()}
-        return next(
-            each
-            for each in (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
-            if each not in taken
-        )
 
 
 def _name_in(reference: str) -> str:

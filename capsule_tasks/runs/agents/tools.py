@@ -13,11 +13,14 @@ import msgspec
 from capsule_tasks.errors import ToolTimeout, WrongArguments
 from capsule_tasks.runs.agents.checking import (
     check,
-    check_callable,
+    check_condition,
     check_flag,
+    check_function,
     check_list,
     check_seconds,
     check_tool_name,
+    is_agent,
+    is_function,
 )
 from capsule_tasks.runs.agents.contexts import ToolContext
 from capsule_tasks.runs.agents.guardrails import ToolGuardrail
@@ -68,19 +71,22 @@ class Tool:
         _check_common(self)
         of = f"Tool({self.name}).{{}}".format
         check(of("parameters"), self.parameters, isinstance(self.parameters, dict), "a JSON schema")
-        check(of("invoke"), self.invoke, callable(self.invoke), "a coroutine function")
-        check(of("strict"), self.strict, isinstance(self.strict, bool), "True or False")
+        check_function(of("invoke"), self.invoke, 2)
+        check_flag(of("strict"), self.strict)
         if self.namespace is not None:
             check_tool_name(of("namespace"), self.namespace)
         check_list(of("input_guardrails"), self.input_guardrails, (ToolGuardrail,))
         check_list(of("output_guardrails"), self.output_guardrails, (ToolGuardrail,))
         check_seconds(of("timeout_s"), self.timeout_s)
-        is_known = callable(self.on_error) or self.on_error in ("tell", "raise")
-        check(of("on_error"), self.on_error, is_known, "'tell', 'raise' or a function")
+        is_rule = self.on_error in ("tell", "raise") or is_function(self.on_error, 2)
+        check(
+            of("on_error"), self.on_error, is_rule, "'tell', 'raise' or a function of 2 arguments"
+        )
         is_known = self.on_uncertain in (None, *get_args(OnUncertain))
         must = f"None or one of {', '.join(get_args(OnUncertain))}"
         check(of("on_uncertain"), self.on_uncertain, is_known, must)
-        check_callable(of("check"), self.check)
+        if self.check is not None:
+            check_function(of("check"), self.check, 1)
 
     @cached_property
     def key(self) -> ToolKey:
@@ -135,12 +141,12 @@ class AgentTool:
     def __post_init__(self) -> None:
         _check_common(self)
         of = f"AgentTool({self.name}).{{}}".format
-        is_agent = hasattr(self.agent, "handoffs") and hasattr(self.agent, "instructions")
-        check(of("agent"), self.agent, is_agent, "an Agent")
+        check(of("agent"), self.agent, is_agent(self.agent), "an Agent")
         turns = self.max_turns
         is_count = turns is None or (type(turns) is int and turns > 0)
         check(of("max_turns"), turns, is_count, "None or a whole number above 0")
-        check_callable(of("output"), self.output)
+        if self.output is not None:
+            check_function(of("output"), self.output, 1)
 
     @cached_property
     def key(self) -> ToolKey:
@@ -186,7 +192,7 @@ def _check_common(tool: Tool | AgentTool) -> None:
     check_tool_name(f"{kind}.name", tool.name)
     of = f"{kind}({tool.name}).{{}}".format
     check(of("description"), tool.description, isinstance(tool.description, str), "a text")
-    check_flag(of("needs_approval"), tool.needs_approval)
-    check_flag(of("is_enabled"), tool.is_enabled)
+    check_condition(of("needs_approval"), tool.needs_approval, 1)
+    check_condition(of("is_enabled"), tool.is_enabled, 2)
     is_valid = tool.limits is None or isinstance(tool.limits, Limits)
     check(of("limits"), tool.limits, is_valid, "None or Limits")

@@ -102,7 +102,9 @@ def _tool_of(
     async def invoke(context: ToolContext, arguments: str) -> Any:
         positional, named = parameters.decode(arguments)
         before = (context,) if parameters.takes_context else ()
-        return await call(*before, *positional, **named)
+        result = await call(*before, *positional, **named)
+        # A function that is not declared as a coroutine function may return a coroutine.
+        return await result if inspect.isawaitable(result) else result
 
     return Tool(
         name=tool,

@@ -72,7 +72,7 @@ def parameters_of(
     with `strict=False` it never is.
     """
     signature, takes_context = _without_context(function, tool)
-    documented = read_docstring(inspect.getdoc(function))
+    documented = read_docstring(inspect.getdoc(_without_partials(function)))
     hints = _hints(function, tool)
     fields: list[tuple[str, Any, Any]] = []
     about: dict[str, str] = {}
@@ -95,6 +95,8 @@ def _without_context(
         signature = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise InvalidSetting(f"function of {tool}", function, f"a function: {error}") from None
+    if isinstance(function, partial):  # what it binds is not for the model to choose
+        signature = [each for each in signature if each.name not in function.keywords]
     hints = _hints(function, tool)
     takes_context = [_is_context(hints.get(each.name)) for each in signature]
     if any(takes_context[1:]):
@@ -119,9 +121,14 @@ def _is_context(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, RunContext)
 
 
-def _hints(function: Callable[..., Any], tool: str) -> dict[str, Any]:
+def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, partial):
         function = function.func
+    return function
+
+
+def _hints(function: Callable[..., Any], tool: str) -> dict[str, Any]:
+    function = _without_partials(function)
     if not inspect.isroutine(function) and not inspect.isclass(function):
         function = type(function).__call__  # an object that can be called
     # Modules often import these two for type checkers only.

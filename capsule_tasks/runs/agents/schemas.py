@@ -58,7 +58,8 @@ class Codec:
         """The value of a JSON text. Raises Unfit."""
         try:
             value = msgspec.json.decode(text)
-            _drop_nulls(value, self.schema, self._definitions)
+            if "null" in text:
+                _drop_nulls(value, self.schema, self._definitions)
             return msgspec.convert(value, self._kind, str_keys=True, dec_hook=_decode_custom)
         except msgspec.ValidationError as error:
             raise Unfit(str(error)) from None

@@ -185,12 +185,17 @@ async def test_methods_partials_and_objects_are_functions_too() -> None:
             return a + 1
 
     def add(a: int, b: int) -> int:
+        """Add up."""
         return a + b
 
     assert await called(function_tool(Shop().sell), '{"a": 1}') == 1
     assert await called(function_tool(name="shop")(Shop()), '{"a": 1}') == 2
     bound = function_tool(name="add")(partial(add, 1))
     assert await called(bound, '{"b": 2}') == 3
+    hidden = function_tool(name="add")(partial(add, b=2))
+    assert (list(hidden.parameters["properties"]), hidden.description) == (["a"], "Add up.")
+    assert await called(hidden, '{"a": 2}') == 4
+    assert await called(function_tool(name="sell")(lambda: Shop().sell(3))) == 3
 
 
 def takes_any_names(**options: int) -> None: ...

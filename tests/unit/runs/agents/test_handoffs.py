@@ -106,29 +106,29 @@ def test_a_count_is_a_positive_number(count: Any) -> None:
         only_last(count)
 
 
-@given(
-    st.lists(st.sampled_from("umrcho"), max_size=12),
-    st.integers(1, 12),
-)
-def test_no_pair_is_split_and_no_more_is_left_out_than_asked(kinds: list[str], count: int) -> None:
+KINDS = {"u": USER, "m": ANSWER, "r": THOUGHT, "h": {"type": "web_search_call"}}
+
+
+@given(st.text("umrhco", max_size=12), st.integers(1, 12))
+def test_no_pair_is_split_and_nothing_else_is_left_out(kinds: str, count: int) -> None:
     items: list[Item] = []
     waiting: list[str] = []
     for number, kind in enumerate(kinds):
         if kind == "c":
             waiting.append(str(number))
-            items.append(call(str(number)))
+            items.append({**call(str(number)), "n": number})
         elif kind == "o" and waiting:
-            items.append(output(waiting.pop(0)))
+            items.append({**output(waiting.pop(0)), "n": number})
         else:
-            items.append({"u": USER, "m": ANSWER, "r": THOUGHT}.get(kind, {"type": "x_call"}))
+            items.append({**KINDS.get(kind, USER), "n": number})
     kept = only_last(count)(view(*items))
     assert isinstance(kept, list)
     calls = {each["call_id"] for each in kept if each.get("type") == "function_call"}
-    outputs = {each["call_id"] for each in kept if each.get("type") == "function_call_output"}
-    assert outputs <= calls
-    assert [each for each in items if each in kept] == kept or len(kept) <= len(items)
-    if not waiting and kinds[-1:] == ["u"]:
-        assert kept[-1] == USER
-    tail = items[len(items) - len(kept) :]
-    if kept == tail and len(kept) < len(items):
-        assert items[len(items) - len(kept) - 1] != THOUGHT
+    first = min((each["n"] for each in kept), default=len(items))
+    assert first <= max(0, len(items) - count) or not items
+    assert first == 0 or items[first - 1].get("type") != "reasoning"
+    assert kept == [
+        each
+        for each in items[first:]
+        if each.get("type") != "function_call_output" or each["call_id"] in calls
+    ]

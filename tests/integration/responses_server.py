@@ -1,7 +1,8 @@
-"""A server on loopback that speaks the Responses API of OpenAI, with replies that a test wrote.
+"""A server on loopback that speaks OpenAI's Responses API, with replies that a test wrote.
 
-The official client talks to it. Each connection is a thread of its own, and the server runs beside
-the event loop of the test and beside processes that the test kills.
+It speaks Chat Completions and compacts, too. The official client talks to it. Each connection is a
+thread of its own, and the server runs beside the event loop of the test and beside processes that
+the test kills.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from itertools import count
 from typing import Any, Literal, Self
 
 from openai import AsyncOpenAI
+
+from tests.integration.models.chat_replies import chunks_of, completion_of
 
 KEY = "sk-stand-in-0123456789abcdef"
 MODEL = "stand-in-1"
@@ -54,6 +57,7 @@ class Refusal:
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     message: str = "not now"
+    code: str | None = None
 
 
 Answer = Reply | Refusal
@@ -67,6 +71,7 @@ class Request:
     body: dict[str, Any]
     headers: dict[str, str]
     connection: int
+    path: str = ""
 
     @property
     def is_streamed(self) -> bool:
@@ -214,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers["content-length"])
         body = json.loads(self.rfile.read(length))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        answer = self.stand_in.answer_to(Request(body, headers, self._number))
+        answer = self.stand_in.answer_to(Request(body, headers, self._number, self.path))
         number = len(self.stand_in.requests)
         try:
             if headers.get("authorization") != f"Bearer {KEY}":
@@ -222,15 +227,35 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(answer, Refusal):
                 self._refuse(answer)
             elif body.get("stream"):
-                self._stream(answer, response_of(answer, body, number), number)
+                self._stream(answer, self._response(answer, body, number), number)
             else:
-                self._send(answer, response_of(answer, body, number), number)
+                self._send(answer, self._response(answer, body, number), number)
         except (ConnectionError, _Abandoned):
             self.stand_in.counted(abandoned=1)
             self.close_connection = True
 
+    def _response(self, reply: Reply, body: dict[str, Any], number: int) -> dict[str, Any]:
+        if self.path.endswith("/chat/completions"):
+            output = [_plain(item) for item in reply.output]
+            return {**completion_of(output, reply.ending, body, number), **reply.fields}
+        response = response_of(reply, body, number)
+        if self.path.endswith("/compact"):
+            response["object"] = "response.compaction"
+        return response
+
+    def _lines(self, reply: Reply, response: dict[str, Any]) -> Iterator[str]:
+        if self.path.endswith("/chat/completions"):
+            for chunk in chunks_of(response, reply.ending, DELTA):
+                yield f"data: {json.dumps(chunk)}\n\n"
+            if reply.ending:
+                yield "data: [DONE]\n\n"
+            return
+        for number, event in enumerate(events_of(reply, response)):
+            line = json.dumps({**event, "sequence_number": number})
+            yield f"event: {event['type']}\ndata: {line}\n\n"
+
     def _refuse(self, refusal: Refusal) -> None:
-        error = {"message": refusal.message, "type": "error", "code": None, "param": None}
+        error = {"message": refusal.message, "type": "error", "code": refusal.code, "param": None}
         self._whole(refusal.status, {"error": error}, refusal.headers)
 
     def _whole(
@@ -260,14 +285,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("transfer-encoding", "chunked")
         self.send_header("x-request-id", f"req_{number}")
         self.end_headers()
-        for sent, event in enumerate(events_of(reply, response)):
+        for sent, line in enumerate(self._lines(reply, response)):
             if reply.held_after == sent:
                 self._hold()
             if reply.cut_after == sent:
                 self._drop()
                 return
-            line = json.dumps({**event, "sequence_number": sent})
-            self._chunk(f"event: {event['type']}\ndata: {line}\n\n".encode())
+            self._chunk(line.encode())
         self._chunk(b"")
 
     def _chunk(self, data: bytes) -> None:

@@ -1,0 +1,307 @@
+"""Models behind the Chat Completions API, which most servers of open models speak.
+
+Items become messages and come back as items. Reasoning has no place in messages and is left out;
+an item or a setting without a counterpart is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from capsule_tasks.errors import InvalidSetting, ModelFailed
+from capsule_tasks.runs.models.model import ModelDelta, ModelReply, ModelRequest, ToolSpec
+from capsule_tasks.runs.models.openai_client import (
+    OpenAIModel,
+    failure_of_reply,
+    spent_of,
+    streamed_reply,
+    whole_reply,
+)
+from capsule_tasks.runs.models.openai_responses import tool_of_choice, with_extra
+from capsule_tasks.runs.records import Item
+
+_NAMES_OF_SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_output_tokens": "max_completion_tokens",
+    "verbosity": "verbosity",
+    "store": "store",
+    "metadata": "metadata",
+}
+_DELTAS: dict[str, Any] = {
+    "content": "text",
+    "refusal": "refusal",
+    "reasoning_content": "reasoning",  # of servers of open models
+}
+
+
+class OpenAIChat(OpenAIModel):
+    """A model of a server that speaks Chat Completions, through the official client.
+
+    Needs the extra `openai`.
+    """
+
+    async def get_response(self, request: ModelRequest) -> ModelReply:
+        arguments = request_arguments(self.name, request)
+        call = self._clients.current().chat.completions.with_raw_response.create
+        reply, request_id = await whole_reply(self.name, call, arguments)
+        if error := reply.get("error"):
+            raise failure_of_reply(self.name, error.get("code"), error.get("message"))
+        if not reply.get("choices"):
+            raise ModelFailed(self.name, f"its reply has no choices: {str(reply)[:100]}")
+        choice = reply["choices"][0]
+        return reply_of(self.name, request.tools, choice, reply.get("usage"), request_id)
+
+    async def stream_response(
+        self, request: ModelRequest
+    ) -> AsyncIterator[ModelDelta | ModelReply]:
+        arguments = request_arguments(self.name, request)
+        arguments["stream_options"] = {"include_usage": True}
+        call = self._clients.current().chat.completions.with_raw_response.create
+        whole = StreamedChoice()
+        async with aclosing(streamed_reply(self.name, call, arguments)) as chunks:
+            async for chunk, request_id in chunks:
+                whole.request_id = request_id
+                for delta in whole.deltas_of(chunk):
+                    yield delta
+        if whole.choice["finish_reason"] is None:
+            why = "its stream ended before the reply was complete"
+            raise ModelFailed(self.name, why, is_retryable=True)
+        yield reply_of(self.name, request.tools, whole.choice, whole.usage, whole.request_id)
+
+
+# --- the request -------------------------------------------------------------------------------
+
+
+def request_arguments(model: str, request: ModelRequest) -> dict[str, Any]:
+    """The arguments of `client.chat.completions.create`."""
+    settings = request.settings
+    _refuse_what_has_no_place(request)
+    arguments: dict[str, Any] = {"model": model, "messages": messages_of(model, request)}
+    for name, sent_as in _NAMES_OF_SETTINGS.items():
+        if (value := getattr(settings, name)) is not None:
+            arguments[sent_as] = value
+    if settings.reasoning and settings.reasoning.get("effort"):
+        arguments["reasoning_effort"] = settings.reasoning["effort"]
+    if (schema := request.output_schema) is not None:
+        form = {"name": schema.name, "schema": schema.parameters, "strict": schema.strict}
+        arguments["response_format"] = {"type": "json_schema", "json_schema": form}
+    if request.tools:
+        arguments["tools"] = [_tool(model, tool) for tool in request.tools]
+        if (choice := settings.tool_choice) is not None:
+            arguments["tool_choice"] = _tool_choice(choice, request.tools)
+        if settings.parallel_tool_calls is not None:
+            arguments["parallel_tool_calls"] = settings.parallel_tool_calls
+    return with_extra(arguments, settings)
+
+
+def _refuse_what_has_no_place(request: ModelRequest) -> None:
+    given = {
+        "conversation_id": request.conversation_id,
+        "previous_response_id": request.previous_response_id,
+        "ModelSettings.truncation": request.settings.truncation,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidSetting(name, value, "None: Chat Completions have nothing like it")
+
+
+def messages_of(model: str, request: ModelRequest) -> list[dict[str, Any]]:
+    """The instructions and the items as messages."""
+    messages: list[dict[str, Any]] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    for item in request.input:
+        _add(model, messages, item)
+    return messages
+
+
+def _add(model: str, messages: list[dict[str, Any]], item: Item) -> None:
+    match item.get("type", "message"):
+        case "message" if item["role"] == "assistant":
+            said = _assistant_message(model, item)
+            if messages and messages[-1]["role"] == "assistant" and not _has_text(messages[-1]):
+                messages[-1] |= {"content": None} | said
+            else:
+                messages.append(said)
+        case "message":
+            content = _content(model, item["content"], _user_part)
+            messages.append({"role": item["role"], "content": content})
+        case "function_call":
+            function = {"name": _wire_name(item), "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            content = _content(model, item["output"], _text_part)
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        case "reasoning":
+            return
+        case kind:
+            raise _no_place(model, f"an item of type {kind!r}")
+
+
+def _assistant_message(model: str, item: Item) -> dict[str, Any]:
+    if isinstance(item["content"], str):
+        return {"role": "assistant", "content": item["content"]}
+    message: dict[str, Any] = {"role": "assistant"}
+    for part in item["content"]:
+        kind = "refusal" if part["type"] == "refusal" else "content"
+        text = part["refusal"] if kind == "refusal" else _text_part(model, part)["text"]
+        message[kind] = message.get(kind, "") + text
+    return {"content": None, **message} if "refusal" in message else {"content": "", **message}
+
+
+def _has_text(message: dict[str, Any]) -> bool:
+    return bool(message.get("content") or message.get("refusal"))
+
+
+def _content(
+    model: str, content: Any, part_of: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> str | list[dict[str, Any]]:
+    return content if isinstance(content, str) else [part_of(model, part) for part in content]
+
+
+def _text_part(model: str, part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") not in {"input_text", "output_text", "text"}:
+        raise _no_place(model, f"a part of type {part.get('type')!r} here")
+    return {"type": "text", "text": part["text"]}
+
+
+def _user_part(model: str, part: dict[str, Any]) -> dict[str, Any]:
+    match part.get("type"):
+        case "input_image" if part.get("image_url"):
+            image = {"url": part["image_url"], "detail": part.get("detail") or "auto"}
+            return {"type": "image_url", "image_url": image}
+        case "input_file" if not part.get("file_url"):
+            names = ("file_data", "file_id", "filename")
+            return {"type": "file", "file": {name: part[name] for name in names if part.get(name)}}
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": part["input_audio"]}
+        case _:
+            return _text_part(model, part)
+
+
+def _no_place(model: str, what: str) -> ModelFailed:
+    return ModelFailed(model, f"Chat Completions have no place for {what}")
+
+
+def _wire_name(named: ToolSpec | Item) -> str:
+    """The name of a function, which has its namespace in it: the API has no namespaces."""
+    if isinstance(named, ToolSpec):
+        namespace, name = named.namespace, named.name
+    else:
+        namespace, name = named.get("namespace"), named["name"]
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _tool(model: str, tool: ToolSpec) -> dict[str, Any]:
+    if tool.hosted is not None:
+        raise _no_place(model, f"the hosted tool {tool.name!r}")
+    function = {
+        "name": _wire_name(tool),
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str, tools: Sequence[ToolSpec]) -> str | dict[str, Any]:
+    if choice in {"auto", "required", "none"}:
+        return choice
+    return {"type": "function", "function": {"name": _wire_name(tool_of_choice(choice, tools))}}
+
+
+# --- the reply ---------------------------------------------------------------------------------
+
+
+class StreamedChoice:
+    """The choice of a streamed reply, put together from its chunks."""
+
+    def __init__(self) -> None:
+        self.usage: dict[str, Any] | None = None
+        self.request_id: str | None = None
+        self.choice: dict[str, Any] = {"message": {}, "finish_reason": None}
+        self._calls: dict[int, dict[str, Any]] = {}
+
+    def deltas_of(self, chunk: dict[str, Any]) -> Iterator[ModelDelta]:
+        """Take in a chunk; the deltas are what it adds."""
+        self.usage = chunk.get("usage") or self.usage
+        for choice in (chunk.get("choices") or [])[:1]:
+            self.choice["finish_reason"] = (
+                choice.get("finish_reason") or self.choice["finish_reason"]
+            )
+            yield from self._added(choice.get("delta") or {})
+
+    def _added(self, delta: dict[str, Any]) -> Iterator[ModelDelta]:
+        message = self.choice["message"]
+        for field, kind in _DELTAS.items():
+            if text := delta.get(field):
+                message[field] = message.get(field, "") + text
+                yield ModelDelta(kind=kind, text=text)
+        for place, piece in enumerate(delta.get("tool_calls") or []):
+            yield from self._added_to_call(piece.get("index", place), piece)
+
+    def _added_to_call(self, index: int, piece: dict[str, Any]) -> Iterator[ModelDelta]:
+        call = self._calls.get(index)
+        if call is None:
+            call_id = piece.get("id") or _made_up_id()
+            call = {"id": call_id, "function": {"name": "", "arguments": ""}}
+            self._calls[index] = call
+            self.choice["message"].setdefault("tool_calls", []).append(call)
+        added = piece.get("function") or {}
+        call["function"]["name"] += added.get("name") or ""
+        if text := added.get("arguments"):
+            call["function"]["arguments"] += text
+            yield ModelDelta(kind="arguments", text=text, call_id=call["id"])
+
+
+def reply_of(
+    model: str,
+    tools: Sequence[ToolSpec],
+    choice: dict[str, Any],
+    usage: dict[str, Any] | None,
+    request_id: str | None,
+) -> ModelReply:
+    """The reply that a choice is. Raises ModelFailed for one that is not complete."""
+    if (reason := choice.get("finish_reason")) in {"length", "content_filter"}:
+        raise ModelFailed(model, f"its reply is incomplete: {reason}")
+    items = list(_items(choice.get("message") or {}, tools))
+    return ModelReply(
+        items=items,
+        spent=spent_of(usage, "prompt_tokens", "completion_tokens"),
+        request_id=request_id,
+    )
+
+
+def _items(message: dict[str, Any], tools: Sequence[ToolSpec]) -> Iterator[Item]:
+    content: list[dict[str, Any]] = []
+    if message.get("content"):
+        content.append({"type": "output_text", "text": message["content"], "annotations": []})
+    if message.get("refusal"):
+        content.append({"type": "refusal", "refusal": message["refusal"]})
+    if content:
+        fields = {"role": "assistant", "status": "completed", "content": content}
+        yield {"type": "message", **fields}
+    known = {_wire_name(tool): tool for tool in tools}
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        tool = known.get(function["name"])
+        yield {
+            "type": "function_call",
+            "call_id": call.get("id") or _made_up_id(),
+            "name": tool.name if tool else function["name"],
+            **({"namespace": tool.namespace} if tool and tool.namespace else {}),
+            "arguments": function.get("arguments") or "{}",
+            "status": "completed",
+        }
+
+
+def _made_up_id() -> str:
+    """An id for a call of a server that gives none."""
+    return f"call_{uuid4().hex}"

@@ -11,6 +11,9 @@ from capsule_tasks.runs.models.model import (
     OutputSchema,
     ToolSpec,
 )
+from capsule_tasks.runs.models.openai_chat import OpenAIChat
+from capsule_tasks.runs.models.openai_responses import OpenAIResponses
+from capsule_tasks.runs.models.provider import OpenAIModels, default_model, default_models
 
 __all__ = [
     "Model",
@@ -19,7 +22,12 @@ __all__ = [
     "ModelRequest",
     "ModelRetries",
     "ModelSettings",
+    "OpenAIChat",
+    "OpenAIModels",
+    "OpenAIResponses",
     "OutputSchema",
     "ToolSpec",
     "call_model",
+    "default_model",
+    "default_models",
 ]

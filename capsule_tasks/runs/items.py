@@ -142,9 +142,15 @@ def _canonical(item: Item) -> bytes:
         return json.dumps(item, sort_keys=True, separators=(",", ":")).encode()
 
 
+def kind_of(item: Item) -> str:
+    """The type of an item. An item without one is a message."""
+    kind = item.get("type")
+    return kind if type(kind) is str and kind else "message"
+
+
 def call_id_of(item: Item) -> str | None:
     """The id that a call and its output share; None for other items."""
-    kind = item.get("type")
+    kind = kind_of(item)
     if kind == "mcp_approval_request":
         found = item.get("id")
     elif kind == "mcp_approval_response":
@@ -162,15 +168,15 @@ def identity(item: Item) -> str | None:
     None for an item without an id, which is never a duplicate. A message is identified by its
     content too, since many servers give the same id to every message.
     """
-    if "role" in item or (kind := item.get("type")) == "message":
-        own = item.get("id")
-        if own is None or own == _PLACEHOLDER_ID or not isinstance(own, str):
-            return None
-        return f"message {own} {digest(item)}"
-    if (call_id := call_id_of(item)) is not None:
-        return f"{kind} {call_id}"
-    own = item.get("id")
-    return f"{kind} {own}" if isinstance(own, str) and own != _PLACEHOLDER_ID else None
+    key = _key(item)
+    return f"{key} {digest(item)}" if key and key.startswith("message ") else key
+
+
+def _key(item: Item) -> str | None:
+    """What the identity of an item begins with; items with different ones are no duplicates."""
+    kind = kind_of(item)
+    found = call_id_of(item) if kind in _PAIRED else item.get("id")
+    return f"{kind} {found}" if isinstance(found, str) and found != _PLACEHOLDER_ID else None
 
 
 def deduplicated(items: Sequence[Item]) -> list[Item]:
@@ -179,17 +185,17 @@ def deduplicated(items: Sequence[Item]) -> list[Item]:
     A call and reasoning keep their first place, so that they stay before what follows from them;
     any other item is where its latest version is.
     """
-    keys = [identity(item) for item in items]
-    known = [key for key in keys if key is not None]
-    if len(set(known)) == len(known):
+    quick_keys = [key for item in items if (key := _key(item)) is not None]
+    if len(set(quick_keys)) == len(quick_keys):
         return list(items)
+    keys = [identity(item) for item in items]
     latest: dict[str, Item] = {}
     place: dict[str, int] = {}
     for index, (key, item) in enumerate(zip(keys, items, strict=True)):
         if key is None:
             continue
         latest[key] = item
-        if key not in place or item.get("type") not in _KEPT_AT_FIRST_PLACE:
+        if key not in place or kind_of(item) not in _KEPT_AT_FIRST_PLACE:
             place[key] = index
     return [
         item if key is None else latest[key]
@@ -215,7 +221,7 @@ def without_orphans(
 
 def _orphans(items: Sequence[Item], pending: Collection[str], keep: Collection[int]) -> set[int]:
     """The indexes of calls without output, and of outputs without call."""
-    places = [(at, kind) for at, item in enumerate(items) if (kind := item.get("type")) in _PAIRED]
+    places = [(at, kind) for at, item in enumerate(items) if (kind := kind_of(item)) in _PAIRED]
     calls = {(OUTPUT_OF[kind], call_id_of(items[at])) for at, kind in places if kind in OUTPUT_OF}
     outputs = {(kind, call_id_of(items[at])) for at, kind in places if kind in _OUTPUTS}
     if calls == outputs:
@@ -237,7 +243,7 @@ def _orphans(items: Sequence[Item], pending: Collection[str], keep: Collection[i
 
 def _programs_with_outputs(items: Sequence[Item]) -> set[str]:
     """The ids of programs that wait for nothing but the model: their own calls have outputs."""
-    owners = (_program_of(item) for item in items if item.get("type") in _OUTPUTS)
+    owners = (_program_of(item) for item in items if kind_of(item) in _OUTPUTS)
     return {owner for owner in owners if owner is not None}
 
 
@@ -264,7 +270,7 @@ def _drop_reasoning(items: Sequence[Item], dropped: set[int], keep: Collection[i
     leads_to_item = False
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
-        kind = item.get("type")
+        kind = kind_of(item)
         if kind != "reasoning":
             by_others = kind in _OUTPUTS or item.get("role", "assistant") != "assistant"
             leads_to_item = not by_others and index not in dropped
@@ -288,7 +294,7 @@ def for_model(items: Iterable[Item], *, keep_ids: bool = True) -> list[Item]:
 
 
 def _for_model(item: Item) -> Item:
-    kind = item.get("type") or "message"
+    kind = kind_of(item)
     item = _for_history(item)
     if "status" in item and kind in _SENT_WITHOUT_STATUS:
         item = {key: value for key, value in item.items() if key != "status"}
@@ -296,7 +302,7 @@ def _for_model(item: Item) -> Item:
 
 
 def _without_id(item: Item) -> Item:
-    if "id" not in item or item.get("type") in _SENT_WITH_ID:
+    if "id" not in item or kind_of(item) in _SENT_WITH_ID:
         return item
     return {key: value for key, value in item.items() if key != "id"}
 

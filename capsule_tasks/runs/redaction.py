@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 SECRET_NAMES = (
@@ -105,6 +106,7 @@ def without_secrets(value: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     return kept_fields(value, "$"), tuple(left_out)
 
 
+@lru_cache(maxsize=1024)
 def is_secret_name(
     name: str, *, is_number: bool = False, patterns: tuple[str, ...] = SECRET_NAMES
 ) -> bool:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
 from capsule_tasks.runs.approvals import Decision, PendingCall, RunApprovals
-from capsule_tasks.runs.contexts import SavedContext, problem_in
+from capsule_tasks.runs.contexts import MAX_DEPTH, SavedContext, problem_in
 from capsule_tasks.runs.identity import AgentGraph, AgentId, AgentNode, ToolKey
 from capsule_tasks.runs.records import (
     CodeSession,
@@ -126,12 +126,18 @@ class RunState(Part, frozen=True):
         return _converted(migrated(data))
 
     def to_string(self) -> str:
-        """The snapshot as text."""
+        """The snapshot as text; refuses what `to_json` refuses."""
+        quickly = _written(self)
+        if quickly is not None:
+            return f"{_HEAD}{quickly[1:]}"
         return json.dumps(self.to_json(), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_string(cls, text: str | bytes) -> RunState:
         """The state of a snapshot that is text."""
+        quickly = _read(text)
+        if quickly is not None:
+            return quickly
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
         except (TypeError, ValueError, RecursionError):
@@ -281,6 +287,40 @@ class RunState(Part, frozen=True):
         parts: list[Any] = [*self.calls, *book.exact, *book.standing, *self.tool_use]
         parts += [*self.usage, *self.responses, *self.guardrails]
         return {self.start_agent, self.agent, *(part.agent for part in parts)}
+
+
+_HEAD = f'{{"{VERSION_FIELD}":"{CURRENT_SCHEMA_VERSION}",'
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(RunState).decode
+_NOT_QUICKLY = (AttributeError, TypeError, ValueError, OverflowError, RecursionError)
+"""Errors upon which a state is written or read step by step, which gives the reason."""
+
+
+def _written(state: RunState) -> str | None:
+    """The fields of a state as text, if they read back as they are; most states do."""
+    try:
+        text = _encode(state)
+        if _decode(text) != state:
+            return None
+        _check(state)
+        if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _problem_in(state):
+            return None
+        return text.decode()
+    except _NOT_QUICKLY:
+        return None
+
+
+def _read(text: str | bytes) -> RunState | None:
+    """The state of a snapshot that begins as those do that `to_string` writes."""
+    try:
+        spelled = text if isinstance(text, str) else text.decode()
+        if not spelled.startswith(_HEAD):
+            return None
+        state = _decode("{" + spelled[len(_HEAD) :])
+        _check(state)
+    except _NOT_QUICKLY:
+        return None
+    return state
 
 
 def _awaited(state: RunState) -> Iterator[tuple[RunState, PendingCall]]:

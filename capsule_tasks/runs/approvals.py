@@ -92,17 +92,11 @@ class RunApprovals(Part, frozen=True, kw_only=True):
                 return decision
         return None
 
-    def with_decision(
-        self, call: PendingCall, decision: Decision, *, always: bool = False
-    ) -> RunApprovals:
-        """These decisions with one about this call in place of an earlier one.
-
-        With `always` it is also a standing decision.
-        """
+    def with_decision(self, call: PendingCall, decision: Decision) -> RunApprovals:
+        """These decisions with one about this call in place of an earlier one."""
         exact = replace(decision, call_id=call.call_id, fingerprint=call.fingerprint)
         kept = [each for each in self.exact if _place(each) != _place(exact)]
-        after = replace(self, exact=(*kept, exact))
-        return after.with_standing(decision) if always else after
+        return replace(self, exact=(*kept, exact))
 
     def with_standing(self, *decisions: Decision) -> RunApprovals:
         """These standing decisions added, each in place of an earlier one on its tool and agent."""

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast, get_args
 from urllib.parse import unquote
 
-from msgspec.structs import replace
-
 from capsule_tasks.errors import CallChanged, InvalidRunState, InvalidSetting
 from capsule_tasks.runs.approvals import Decision, PendingCall
 from capsule_tasks.runs.identity import AgentId, ToolKey, ToolKind
@@ -139,19 +137,19 @@ def _with_standing(state: RunState, standing: Sequence[StoredDecision]) -> RunSt
     """The state with these standing decisions, also in nested runs, whose agents may be meant."""
     if not standing:
         return state
-    decisions = [
-        Decision(
-            approved=each.approved,
-            tool=_tool(each.tool),
-            agent=_agent(each.agent),
-            message=each.message,
-            by=each.by,
-            at_ms=each.at,
+    return state.with_standing(
+        *(
+            Decision(
+                approved=each.approved,
+                tool=_tool(each.tool),
+                agent=_agent(each.agent),
+                message=each.message,
+                by=each.by,
+                at_ms=each.at,
+            )
+            for each in standing
         )
-        for each in standing
-    ]
-    nested = {call_id: _with_standing(inner, standing) for call_id, inner in state.nested.items()}
-    return replace(state, approvals=state.approvals.with_standing(*decisions), nested=nested)
+    )
 
 
 def _tool(text: str) -> ToolKey:

@@ -171,7 +171,7 @@ class RunState(Part, frozen=True):
         by: str | None = None,
         at_ms: int = 0,
     ) -> RunState:
-        """Approve a waiting call; with `always` also every later call of its tool by its agent."""
+        """Approve a waiting call; with `always` also every other call of its tool by its agent."""
         return self._decided(call_id, tool, agent, always, approved=True, by=by, at_ms=at_ms)
 
     def reject(
@@ -279,12 +279,17 @@ class RunState(Part, frozen=True):
             raise UnknownCall(call_id, f"{len(found)} calls have that id; give tool= and agent=")
         [(owner, call)] = found
         decision = Decision(tool=call.tool, agent=call.agent, **fields)
-        approvals = owner.approvals.with_decision(call, decision, always=always)
-        return _with_approvals(self, owner, approvals)
+        after = _with_approvals(self, owner, owner.approvals.with_decision(call, decision))
+        return after.with_standing(decision) if always else after
+
+    def with_standing(self, *decisions: Decision) -> RunState:
+        """The state with standing decisions, which hold for nested runs and later ones, too."""
+        nested = {each: state.with_standing(*decisions) for each, state in self.nested.items()}
+        return replace(self, approvals=self.approvals.with_standing(*decisions), nested=nested)
 
     def _identities(self) -> set[AgentId]:
-        book = self.approvals
-        parts: list[Any] = [*self.calls, *book.exact, *book.standing, *self.tool_use]
+        # Standing decisions may be about agents that are used as tools, which have other graphs.
+        parts: list[Any] = [*self.calls, *self.approvals.exact, *self.tool_use]
         parts += [*self.usage, *self.responses, *self.guardrails]
         return {self.start_agent, self.agent, *(part.agent for part in parts)}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from capsule_tasks.errors import CallChanged, InvalidRunState, UnknownCall
-from capsule_tasks.runs import AgentId, PendingCall, RunState, Spent, ToolKey
+from capsule_tasks.runs import AgentGraph, AgentId, PendingCall, RunState, Spent, ToolKey
 from capsule_tasks.runs.approvals import DEFAULT_REJECTION
 from tests.unit.runs.run_states import calls
 
@@ -149,6 +150,19 @@ def test_a_run_inside_of_a_call_waits_and_is_decided_through_its_parent() -> Non
     assert decision.message == "no mail"
 
 
+def test_a_standing_decision_in_a_nested_run_holds_for_later_runs_of_that_agent() -> None:
+    parked = stored(nested().approve("c2", tool=ToolKey("send"), agent=BOB, always=True))
+    standing = parked.without_calls(["c1"]).approvals.standing
+    assert [(each.tool.name, each.agent) for each in standing] == [("send", BOB)]
+    assert parked.decision_for(call("c9", "send")) is None, "it held for another agent"
+
+    class Alice:
+        name, handoffs = "alice", ()
+
+    graph = AgentGraph(Alice())
+    assert parked.with_graph(graph).name == "alice", "the agent used as a tool was looked up"
+
+
 def test_a_call_id_used_twice_needs_the_tool_or_the_agent() -> None:
     parked = nested()
     with pytest.raises(UnknownCall, match="2 calls have that id"):
@@ -208,3 +222,50 @@ def test_in_any_order_of_decisions_the_last_exact_one_counts(
         if each.call_id in last:
             assert decision is not None
             assert decision.approved == last[each.call_id]
+
+
+places = st.builds(
+    call,
+    st.sampled_from(["c1", "c2", "c3"]),
+    st.sampled_from(
+        [
+            *(ToolKey("pay"), ToolKey.deferred("pay"), ToolKey("pay", "shell")),
+            *(ToolKey.namespaced(name, "pay") for name in ("crm", "shop")),
+            *(ToolKey.hosted_mcp(server, "pay") for server in ("crm", "shop")),
+        ]
+    ),
+    st.sampled_from([ALICE, BOB]),
+)
+decisions = st.lists(st.tuples(places, st.booleans(), st.booleans(), st.integers(0, 9)), max_size=8)
+
+
+@settings(max_examples=100)
+@given(decisions, places, st.booleans())
+def test_of_any_decisions_an_exact_one_counts_before_a_standing_one_and_a_later_one_before_both(
+    taken: list[tuple[PendingCall, bool, bool, int]], asked: PendingCall, is_stored: bool
+) -> None:
+    """The rule in its plainest form: two searches from the latest decision to the first."""
+    parked, book = state(), list[tuple[PendingCall, bool, bool, int]]()
+    for one, approved, always, at_ms in taken:
+        waiting = parked.without_calls([each.call_id for each in parked.calls])
+        if any(each.call_id == one.call_id for each, *_ in book):
+            continue  # the provider gives each call of a run an id of its own
+        waiting = replace(waiting, approvals=parked.approvals).with_calls([one])
+        decide = waiting.approve if approved else waiting.reject
+        parked = decide(one.call_id, always=always, at_ms=at_ms)
+        book.append((one, approved, always, at_ms))
+    if is_stored:
+        parked = stored(parked)
+
+    def same(one: PendingCall, *names: str) -> bool:
+        return all(getattr(one, name) == getattr(asked, name) for name in names)
+
+    exact = [each for each in book if same(each[0], "call_id", "tool", "agent")]
+    standing = [each for each in book if each[2] and same(each[0], "tool", "agent")]
+    wanted = [*standing[-1:], *exact[-1:]]
+    decision = parked.decision_for(asked)
+    if not wanted:
+        assert decision is None
+    else:
+        assert decision is not None
+        assert (decision.approved, decision.at_ms) == (wanted[-1][1], wanted[-1][3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import UnknownAgent
@@ -113,6 +113,7 @@ def test_a_snapshot_does_not_grow_with_its_turns() -> None:
     assert sizes[-1] <= 1.2 * sizes[0]
 
 
+@settings(max_examples=25)
 @given(states())
 def test_a_state_after_its_turn_comes_back_as_it_was(state: RunState) -> None:
     after = state.after_turn(stored_items=2)

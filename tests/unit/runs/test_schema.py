@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule_tasks.errors import InvalidRunState, UnreadableSchema
@@ -191,12 +191,66 @@ def without_defaults(value: Any) -> Any:
     return {key: without_defaults(each) for key, each in value.items() if each not in ([], 0)}
 
 
+@settings(max_examples=50)
 @given(states())
 def test_any_state_comes_back_as_it_was(state: RunState) -> None:
     data = state.to_json()
     assert json.loads(json.dumps(data)) == data
     assert RunState.from_json(data) == state
     assert RunState.from_string(state.to_string()) == state
+
+
+FIELDS_NEW_IN = {"1.1": set(NEW_IN_1_1), "1.2": {"last_item"}}
+
+
+def as_written_in(version: str, snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot as that version would have written it: without what came later."""
+    later = [new for name, new in FIELDS_NEW_IN.items() if name > version]
+    fields = {
+        name: copy.deepcopy(value)
+        for name, value in snapshot.items()
+        if not any(name in new for new in later)
+    }
+    for call_id, inner in fields.get("nested", {}).items():
+        fields["nested"][call_id] = as_written_in(version, inner)
+        del fields["nested"][call_id][schema.VERSION_FIELD]
+    if version < "1.2":
+        (fields.get("filtered_input") or {}).pop("last_item", None)
+    if version < "1.1":
+        known = {"agent", "requests", "input_tokens", "output_tokens"}
+        for use in fields.get("usage", []):
+            for field in use.keys() - known:
+                del use[field]
+    return {**fields, schema.VERSION_FIELD: version}
+
+
+@settings(max_examples=25)
+@given(states(), st.sampled_from(SUPPORTED_SCHEMA_VERSIONS))
+def test_any_snapshot_of_any_version_is_read_as_what_it_says(state: RunState, version: str) -> None:
+    old = as_written_in(version, state.to_json())
+    before = copy.deepcopy(old)
+    read = RunState.from_json(old)
+    assert old == before
+    assert RunState.from_string(json.dumps(old)) == read
+    written = read.to_json()
+    assert as_written_in(version, written) == old
+    later = set().union(*(new for name, new in FIELDS_NEW_IN.items() if name > version))
+    assert not written.keys() & later
+    assert RunState.from_json(written) == read
+
+
+@settings(max_examples=25)
+@given(states(), st.sampled_from(SUPPORTED_SCHEMA_VERSIONS[:-1]))
+def test_no_older_label_is_read_over_what_that_version_did_not_have(
+    state: RunState, version: str
+) -> None:
+    data = state.to_json()
+    relabeled = {**data, schema.VERSION_FIELD: version}
+    if as_written_in(version, data) == relabeled:
+        assert RunState.from_json(relabeled) == state
+        return
+    with pytest.raises(InvalidRunState, match=f"version {version}"):
+        RunState.from_json(relabeled)
 
 
 @pytest.mark.parametrize("version", ["1.3", "2.0", "0.9", "", "1"])

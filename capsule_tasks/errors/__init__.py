@@ -7,7 +7,8 @@ The modules are the domains:
 - `sessions`: sessions, pools, what confines them, and the channels to their children;
 - `executions`: executions, attempts, questions and results;
 - `storage`: Redis, histories, leases;
-- `runs`: durable runs, their snapshots, approvals and tool calls; steps of tasks.
+- `runs`: durable runs, their snapshots, approvals and tool calls; steps of tasks;
+- `agents`: the ends of runs of our own engine.
 
 A module is loaded when one of its names is first asked for (PEP 562): a session's child imports
 this package at every start.
@@ -16,9 +17,10 @@ this package at every start.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-_MODULES = ("base", "sessions", "executions", "storage", "runs")
+_MODULES = ("base", "sessions", "executions", "storage", "runs", "agents")
 
 if TYPE_CHECKING:
+    from capsule_tasks.errors.agents import *
     from capsule_tasks.errors.base import *
     from capsule_tasks.errors.executions import *
     from capsule_tasks.errors.runs import *

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from capsule_tasks.errors.agents import RunStopped
 from capsule_tasks.errors.base import (
     CallerError,
     OperatorError,
@@ -228,7 +229,7 @@ class CallNotApproved(CallerError, RuntimeError):
 
 
 @described("model {model!r} gave no complete reply: {why}")
-class ModelFailed(RetryError, RuntimeError):
+class ModelFailed(RunStopped, RetryError, RuntimeError):
     """A call to a model ended without a complete reply; nothing in the run depends on it.
 
     With `is_retryable` another attempt may succeed: the model was busy, out of reach or too slow.
@@ -243,7 +244,7 @@ class ModelFailed(RetryError, RuntimeError):
 
 
 @described("the model misbehaved: {reason}")
-class ModelMisbehaved(RetryError):
+class ModelMisbehaved(RunStopped, RetryError):
     """A complete reply that cannot be used: it is not of the output type, or names no tool."""
 
     reason: str
@@ -268,7 +269,7 @@ class WrongArguments(CallerError, ValueError):
 
 
 @described("{tool} ran longer than {timeout_s} s; it may have been made, or still be running")
-class ToolTimeout(CallerError, TimeoutError):
+class ToolTimeout(RunStopped, CallerError, TimeoutError):
     """A tool call took longer than its tool allows. A function in a thread goes on in there."""
 
     tool: str
@@ -279,7 +280,7 @@ class ToolTimeout(CallerError, TimeoutError):
 
 
 @described("call {call_id!r} was used before: {reason}")
-class CallChanged(CallerError, ValueError):
+class CallChanged(RunStopped, CallerError, ValueError):
     """An id that was used before came back with another tool or other arguments; nothing ran."""
 
     call_id: str

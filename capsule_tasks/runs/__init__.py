@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from capsule_tasks.runs.agents.outputs import OutputType
     from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
     from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
+    from capsule_tasks.runs.engine.events import StreamEvent
+    from capsule_tasks.runs.engine.results import RunResult, RunStream
+    from capsule_tasks.runs.engine.runner import Runner
 
 __all__ = [
     "CURRENT_SCHEMA_VERSION",
@@ -74,10 +77,14 @@ __all__ = [
     "RunApprovals",
     "RunConfig",
     "RunContext",
+    "RunResult",
     "RunState",
+    "RunStream",
+    "Runner",
     "SavedContext",
     "ServerConversation",
     "Spent",
+    "StreamEvent",
     "Tool",
     "ToolContext",
     "ToolGuardrail",
@@ -117,6 +124,9 @@ _NAMES_IN = {
     "capsule_tasks.runs.agents.outputs": ("OutputType",),
     "capsule_tasks.runs.agents.run_config": ("ModelInput", "RunConfig"),
     "capsule_tasks.runs.agents.tools": ("AgentTool", "HostedTool", "Tool"),
+    "capsule_tasks.runs.engine.events": ("StreamEvent",),
+    "capsule_tasks.runs.engine.results": ("RunResult", "RunStream"),
+    "capsule_tasks.runs.engine.runner": ("Runner",),
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 

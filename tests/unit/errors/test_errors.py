@@ -27,6 +27,7 @@ from capsule_tasks.errors import (
     OperatorError,
     RetryError,
     RunClaimed,
+    RunStopped,
     StorageError,
     UnknownCall,
 )
@@ -46,7 +47,7 @@ CLASSES = [
     if value.__module__ == module.__name__
 ]
 BRANCHES = (CallerError, RetryError, OperatorError, InternalError)
-GROUPS = (StorageError,)
+GROUPS = (StorageError, RunStopped)
 """Classes that say what happened, in every branch; the branch says which role has to act."""
 LEAVES = [
     kind

@@ -1,0 +1,136 @@
+"""Runs guardrails: of inputs beside the model or before it, of outputs, and of tool calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+from capsule_tasks.errors import GuardrailFailed, GuardrailTripped
+from capsule_tasks.errors.base import reason_of
+from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
+from capsule_tasks.runs.agents.guardrails import (
+    InputGuardrail,
+    OutputGuardrail,
+    ToolGuardrail,
+    ToolVerdict,
+    Verdict,
+)
+from capsule_tasks.runs.engine.waiting import all_passed, is_cancelled
+from capsule_tasks.runs.identity import AgentId, ToolKey
+from capsule_tasks.runs.records import GuardrailKind, GuardrailResult, Item
+
+T = TypeVar("T")
+
+Report = Callable[[GuardrailResult], None]
+"""Records the result of a guardrail, and shows it to those who watch the run."""
+
+
+class Guardrails:
+    """The guardrails of one agent's turn."""
+
+    def __init__(self, agent: Agent, identity: AgentId, context: RunContext, report: Report):
+        self._agent = agent
+        self._identity = identity
+        self._context = context
+        self._report = report
+
+    async def check_in_order(
+        self, guardrails: Sequence[InputGuardrail], given: str | list[Item]
+    ) -> None:
+        """Check an input before the model is asked."""
+        for guardrail in guardrails:
+            await self._checked("input", guardrail, given)
+
+    async def beside(
+        self,
+        work: Coroutine[Any, Any, T],
+        guardrails: Sequence[InputGuardrail],
+        given: str | list[Item],
+    ) -> T:
+        """The result of some work, once all guardrails that run beside it have let it pass.
+
+        The work is cancelled as soon as one of them has not.
+        """
+        task = asyncio.create_task(work)
+        checks = [self._checked("input", each, given) for each in guardrails]
+        await all_passed([*map(asyncio.create_task, checks), task])
+        return task.result()
+
+    async def check_output(self, guardrails: Sequence[OutputGuardrail], output: Any) -> None:
+        """Check a final output, by all guardrails at once."""
+        if len(guardrails) == 1:
+            await self._checked("output", guardrails[0], output)
+        elif guardrails:
+            checks = [self._checked("output", each, output) for each in guardrails]
+            await all_passed([asyncio.create_task(each) for each in checks])
+
+    async def _checked(
+        self, kind: GuardrailKind, guardrail: InputGuardrail | OutputGuardrail, value: Any
+    ) -> None:
+        found = await _verdict(
+            guardrail.name, Verdict, guardrail.check, self._context, self._agent, value
+        )
+        fields: dict[str, Any] = {"agent": self._identity, "tripped": found.tripped}
+        result = GuardrailResult.recorded(info=found.info, kind=kind, name=guardrail.name, **fields)
+        self._report(result)
+        if found.tripped:
+            raise GuardrailTripped(guardrail.name, kind, self._agent.name, result.info)
+
+
+async def tool_rejection(
+    guardrails: Sequence[ToolGuardrail],
+    context: ToolContext,
+    key: ToolKey,
+    identity: AgentId,
+    report: Report,
+    *output: str | list[Item],
+) -> str | None:
+    """The text in place of a call, or of its output, that a guardrail has rejected; else None.
+
+    Raises GuardrailTripped if a guardrail wants the run to end.
+    """
+    kind: GuardrailKind = "tool_output" if output else "tool_input"
+    for guardrail in guardrails:
+        found = await _verdict(guardrail.name, ToolVerdict, guardrail.check, context, *output)
+        result = GuardrailResult.recorded(
+            info=found.info,
+            kind=kind,
+            name=guardrail.name,
+            agent=identity,
+            tripped=found.behavior == "raise",
+            call_id=context.call_id,
+            tool=key,
+            behavior=found.behavior,
+            message=found.message,
+        )
+        report(result)
+        if found.behavior == "raise":
+            raise GuardrailTripped(guardrail.name, kind, context.agent.name, result.info)
+        if found.behavior == "reject":
+            what = "output of this call" if output else "call of this tool"
+            return found.message or f"The {what} was rejected by the guardrail {guardrail.name!r}."
+    return None
+
+
+V = TypeVar("V", Verdict, ToolVerdict)
+
+
+async def _verdict(name: str, kind: type[V], check: Callable[..., Any], *about: Any) -> V:
+    try:
+        found = check(*about)
+        if isawaitable(found):
+            found = await found
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        raise GuardrailFailed(name, "it was cancelled") from error
+    except Exception as error:
+        raise GuardrailFailed(
+            name, f"it raised {type(error).__name__}: {reason_of(error)}"
+        ) from error
+    if not isinstance(found, kind):
+        raise GuardrailFailed(name, f"it returned {found!r:.100}, not a {kind.__name__}")
+    return found

@@ -1,0 +1,130 @@
+"""The parts of a run that stay the same over its turns, and what its agents can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from typing import Any, cast
+
+import msgspec
+
+from capsule_tasks.errors import CallbackFailed
+from capsule_tasks.errors.base import reason_of
+from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.contexts import RunContext
+from capsule_tasks.runs.agents.handoffs import Handoff
+from capsule_tasks.runs.agents.outputs import OutputType, output_type_of
+from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
+from capsule_tasks.runs.identity import AgentGraph, AgentId, ToolKey
+from capsule_tasks.runs.models.model import ToolSpec
+
+DEFAULT_MAX_TURNS = 10
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What an agent can do in a turn: its tools and handoffs that are enabled."""
+
+    agent: Agent
+    identity: AgentId
+    tools: Mapping[ToolKey, Tool | AgentTool]
+    handoffs: Mapping[str, Handoff]
+    specs: tuple[ToolSpec, ...]
+    output_type: OutputType
+    digest: bytes
+    """The JSON of what a model is told of it, for the digest of a question."""
+
+
+class AgentBook:
+    """The agents of a graph by their identities, with what each of them can do.
+
+    Agents are looked at once: changes of an agent after that have no effect on its runs.
+    """
+
+    def __init__(self, start: Agent) -> None:
+        self._graph = AgentGraph(cast("Any", start))
+        self._agents: dict[AgentId, Agent] = {}
+        self._identities: dict[int, AgentId] = {}
+        self._abilities: dict[AgentId, Abilities] = {}
+
+    def agent(self, identity: AgentId) -> Agent:
+        """Raises UnknownAgent for an agent outside the graph."""
+        if identity not in self._agents:
+            self._agents[identity] = cast("Agent", self._graph.resolve(identity))
+        return self._agents[identity]
+
+    def identity(self, agent: Agent) -> AgentId:
+        if id(agent) not in self._identities:
+            self._identities[id(agent)] = self._graph.identity(cast("Any", agent))
+        return self._identities[id(agent)]
+
+    async def abilities(self, identity: AgentId, context: RunContext) -> Abilities:
+        """What the agent can do now; functions in `is_enabled` are asked each time."""
+        if (known := self._abilities.get(identity)) is not None:
+            return known
+        agent = self.agent(identity)
+        is_fixed = True
+        tools: dict[ToolKey, Tool | AgentTool] = {}
+        handoffs: dict[str, Handoff] = {}
+        specs: list[ToolSpec] = []
+        for tool in agent.tools:
+            if isinstance(tool, HostedTool):
+                specs.append(tool.as_spec())
+                continue
+            is_fixed = is_fixed and isinstance(tool.is_enabled, bool)
+            if await _is_enabled(tool, context, agent):
+                tools[tool.key] = tool
+                specs.append(tool.as_spec())
+        for given in agent.handoffs:
+            handoff = given if isinstance(given, Handoff) else Handoff(agent=given)
+            is_fixed = is_fixed and isinstance(handoff.is_enabled, bool)
+            if await _is_enabled(handoff, context, agent):
+                handoffs[handoff.tool_name] = handoff
+                specs.append(handoff.as_spec())
+        output = output_type_of(agent.output_type)
+        digest = msgspec.json.encode([specs, output.schema])
+        found = Abilities(agent, identity, tools, handoffs, tuple(specs), output, digest)
+        if is_fixed:
+            self._abilities[identity] = found
+        return found
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """One run: its agents, its configuration, and the context that callbacks are given."""
+
+    book: AgentBook
+    config: RunConfig
+    context: RunContext
+    max_turns: int | None = DEFAULT_MAX_TURNS
+    """How often the models may be asked; None for as often as they like."""
+    path: tuple[str, ...] = ()
+    """The ids of the tool calls within which the agent works."""
+    _inner: dict[int, AgentBook] = field(default_factory=dict)
+
+    def book_of(self, agent: Agent) -> AgentBook:
+        """The book of an agent that is used as a tool."""
+        if id(agent) not in self._inner:
+            self._inner[id(agent)] = AgentBook(agent)
+        return self._inner[id(agent)]
+
+
+async def called_back(what: str, agent: Agent, function: Callable[..., Any], *about: Any) -> Any:
+    """The result of a function of the program, which may be a coroutine.
+
+    Raises CallbackFailed for its errors.
+    """
+    try:
+        found = function(*about)
+        return await found if isawaitable(found) else found
+    except Exception as error:
+        reason = f"{type(error).__name__}: {reason_of(error)}"
+        raise CallbackFailed(what, agent.name, reason) from error
+
+
+async def _is_enabled(part: Tool | AgentTool | Handoff, context: RunContext, agent: Agent) -> bool:
+    if isinstance(part.is_enabled, bool):
+        return part.is_enabled
+    return bool(await called_back("is_enabled", agent, part.is_enabled, context, agent))

@@ -1,0 +1,407 @@
+"""One turn of a run: the model is asked, and what its reply asks for is done.
+
+Both doors make their turns here. The turn writes nothing: it returns the state and the items that
+are to be stored together, or an error with what is to be stored all the same. Its way:
+
+1. guardrails of the input, before the first model call or beside it; no tool runs before them;
+2. the model's reply, or the calls of an earlier reply that people have decided about;
+3. approvals: calls that wait end the turn as `interrupted`, once all other calls were made;
+4. tool calls, all at the same time;
+5. a handoff, or the final output and its guardrails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from capsule_tasks.errors import (
+    CallChanged,
+    MaxTurnsExceeded,
+    ModelMisbehaved,
+    RunStopped,
+    ToolTimeout,
+    WrongArguments,
+)
+from capsule_tasks.runs.agents.agent import Agent, ToolResult
+from capsule_tasks.runs.agents.handoffs import HandoffInput
+from capsule_tasks.runs.agents.tools import AgentTool
+from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.conversation import Conversation
+from capsule_tasks.runs.engine.asking import asked
+from capsule_tasks.runs.engine.deciding import (
+    Plan,
+    earlier_results,
+    final_result,
+    output_item,
+    planned,
+    with_tools_used,
+    without_final_message,
+)
+from capsule_tasks.runs.engine.ends import Step, TurnDone, TurnFailed, kind_of
+from capsule_tasks.runs.engine.guardrails import Guardrails
+from capsule_tasks.runs.engine.nested import run_inner
+from capsule_tasks.runs.engine.ports import Output, TurnPorts, key_of
+from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back
+from capsule_tasks.runs.engine.tools import ToolCaller, withheld
+from capsule_tasks.runs.engine.waiting import side_by_side
+from capsule_tasks.runs.identity import AgentId
+from capsule_tasks.runs.items import without_orphans
+from capsule_tasks.runs.models.model import ModelReply
+from capsule_tasks.runs.records import CodeSession, GuardrailResult, Item, Spent
+from capsule_tasks.runs.state import RunState
+
+_OUTPUT = "function_call_output"
+
+
+async def make_turn(
+    run: RunSetup, state: RunState, conversation: Conversation, ports: TurnPorts
+) -> TurnDone:
+    """Make one turn. Raises TurnFailed; errors of the ports and cancels pass through."""
+    return await Turn(run, state, conversation, ports).make()
+
+
+@dataclass
+class Turn:
+    """A turn while it is being made. After a cancel, `cut` has what is to be stored."""
+
+    run: RunSetup
+    state: RunState
+    conversation: Conversation
+    ports: TurnPorts
+    _made: list[Item] = field(default_factory=list)
+    """The items of the turn so far: those of the reply, and outputs."""
+    _reply: ModelReply | None = None
+    _nested: dict[str, RunState] = field(default_factory=dict)
+    """The inner runs that wait for people, by the ids of their calls."""
+
+    async def make(self) -> TurnDone:
+        try:
+            return await self._made_whole()
+        except (RunStopped, CallChanged, ToolTimeout) as error:
+            items, state = self.cut()
+            raise TurnFailed(kind_of(error), error, items, state) from error
+
+    def cut(self) -> tuple[list[Item], RunState]:
+        """What a turn that was cut has to store, and the state that counts it as stored."""
+        # Outputs of calls of an earlier reply have those calls in the history.
+        made = self._made if self.state.calls else without_orphans(self._made)
+        conversation, items = self._with_items(made)
+        answered = [each["call_id"] for each in made if each.get("type") == _OUTPUT]
+        state = conversation.in_state(self.state.without_calls(answered))
+        if state.turn == 0:
+            # The guardrails of the input run again, should the run go on from here.
+            state = replace(state, input=self.state.input)
+        return items, state
+
+    async def _made_whole(self) -> TurnDone:
+        run, state = self.run, self.state
+        run.context.turn = state.turn
+        run.context.usage = state.total_usage()
+        able = await run.book.abilities(state.agent, run.context)
+        if state.calls:
+            return await self._acted(able, state.calls, known=True)
+        if run.max_turns is not None and state.turn >= run.max_turns:
+            raise MaxTurnsExceeded(able.agent.name, run.max_turns)
+        plan = await self._replied(able)
+        self._made += plan.items
+        if plan.is_final:
+            return await self._finished(able, plan.text, plan.items)
+        self._show(able.agent, plan.items)
+        return await self._acted(able, plan.all_calls, told=plan.told)
+
+    # --- the reply -------------------------------------------------------------------------------
+
+    async def _replied(self, able: Abilities) -> Plan:
+        """The plan of the model's reply, which all guardrails of the input have let pass."""
+        run, state = self.run, self.state
+        guardrails = self._guardrails_of(able)
+        reply = asked(run, state, self.conversation, able, self.ports)
+        if state.turn == 0 and (
+            checks := (*able.agent.input_guardrails, *run.config.input_guardrails)
+        ):
+            given = state.input or self.conversation.view
+            before = [each for each in checks if not each.parallel]
+            beside = [each for each in checks if each.parallel]
+            try:
+                await guardrails.check_in_order(before, given)
+            except BaseException:
+                reply.close()
+                raise
+            made = await (guardrails.beside(reply, beside, given) if beside else reply)
+        else:
+            made = await reply
+        self._reply = made
+        self._count(able.identity, made.spent)
+        return planned(made.items, able.identity, able.tools.keys(), able.handoffs.keys())
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def _acted(
+        self,
+        able: Abilities,
+        calls: Sequence[PendingCall],
+        *,
+        told: Mapping[str, str] = MappingProxyType({}),
+        known: bool = False,
+    ) -> TurnDone:
+        """The turn after all calls were made that may be made now.
+
+        `told` are outputs of calls that are not made. Calls that are `known` were looked at in an
+        earlier turn, and may have waited for a decision since.
+        """
+        outputs: dict[str, Output] = dict(told)
+        handoff = next((call for call in calls if _is_handoff(able, call)), None)
+        of_tools = [call for call in calls if call is not handoff]
+        wanted = of_tools if known else await self._looked_at(able, of_tools, outputs)
+        ready, waiting = self._decided(able, wanted, outputs)
+        error = await self._called(able, ready, outputs)
+        for call_id in dict.fromkeys((*(call.call_id for call in calls), *told)):
+            if call_id in outputs:
+                self._add(able.agent, output_item(call_id, outputs[call_id]))
+        if error is not None:
+            raise error
+        waits = self._nested.keys() | {call.call_id for call in waiting}
+        done = [call.call_id for call in of_tools if call.call_id not in waits]
+        self.state = with_tools_used(self.state.without_calls(done), of_tools)
+        if waits:
+            left = [call for call in wanted if call.call_id in waits]
+            return self._interrupted([*left, *([handoff] if handoff else ())])
+        if handoff is not None:
+            return await self._handed_over(able, handoff)
+        results = earlier_results(self.conversation.view) if known else []
+        results += [
+            ToolResult(call.tool.name, call.call_id, outputs[call.call_id]) for call in of_tools
+        ]
+        return await self._after_tools(able, results)
+
+    async def _looked_at(
+        self, able: Abilities, calls: Sequence[PendingCall], outputs: dict[str, Output]
+    ) -> list[PendingCall]:
+        """The calls of a new reply that are to be made, and whether people are asked about them."""
+        caller = self._caller(able)
+        wanted = []
+        for call in calls:
+            tool = able.tools[call.tool]
+            if not await caller.needs_approval(tool, call):
+                wanted.append(replace(call, needs_approval=False))
+            elif (rejection := await caller.rejected_early(tool, call)) is None:
+                wanted.append(call)
+            else:
+                outputs[call.call_id] = rejection
+        return wanted
+
+    def _decided(
+        self, able: Abilities, calls: Sequence[PendingCall], outputs: dict[str, Output]
+    ) -> tuple[list[PendingCall], list[PendingCall]]:
+        """The calls that may be made now, and those that wait for people.
+
+        All decisions are looked at before any call is made: CallChanged comes before any effect.
+        """
+        ready, waiting = [], []
+        for call in calls:
+            decision = self.state.decision_for(call) if call.needs_approval else None
+            if call.tool not in able.tools:
+                outputs[call.call_id] = f"There is no tool {call.tool.name!r} any more."
+            elif call.needs_approval and decision is None:
+                waiting.append(call)
+            elif decision is not None and not decision.approved:
+                outputs[call.call_id] = decision.rejection
+            else:
+                ready.append(call)
+        return ready, waiting
+
+    async def _called(
+        self, able: Abilities, calls: Sequence[PendingCall], outputs: dict[str, Output]
+    ) -> BaseException | None:
+        """Make these calls, each of them to its end; answers the first error that ends the run.
+
+        An output stays with its call whatever becomes of the others: what was done is known.
+        """
+
+        async def call_one(call: PendingCall) -> Exception | None:
+            try:
+                output = await self._output(able, call)
+            except Exception as error:  # noqa: BLE001  raised once the other calls have ended
+                if (text := withheld(error)) is not None:
+                    outputs[call.call_id] = text
+                return error
+            if output is not None:
+                outputs[call.call_id] = output
+            return None
+
+        try:
+            if len(calls) == 1:
+                return await call_one(calls[0])
+            errors = await side_by_side([call_one(call) for call in calls])
+        except BaseException:
+            # The run was cancelled. Calls that were made are stored all the same.
+            self._made += [output_item(each, output) for each, output in outputs.items()]
+            raise
+        return next((error for error in errors if error is not None), None)
+
+    async def _output(self, able: Abilities, call: PendingCall) -> Output | None:
+        """The output of a call; None if it waits for people within an agent used as a tool."""
+        tool = able.tools[call.tool]
+        caller = self._caller(able)
+        if not isinstance(tool, AgentTool):
+            return await caller.output_of(tool, call)
+        before = self.state.nested.get(call.call_id)
+        inner = await run_inner(self.run, tool, call, before, self.ports, make_turn)
+        self._count(able.identity, inner.spent)
+        if inner.waiting is not None:
+            self._nested[call.call_id] = inner.waiting
+        return inner.output
+
+    # --- after the calls -------------------------------------------------------------------------
+
+    async def _after_tools(self, able: Abilities, results: list[ToolResult]) -> TurnDone:
+        rule = able.agent.after_tools
+        if callable(rule):
+            output = await called_back("after_tools", able.agent, rule, self.run.context, results)
+            if output is not None:
+                await self._check_output(able, output)
+                return self._done("final", output=output)
+        elif (last := final_result(rule, results)) is not None:
+            return await self._finished(able, last.output)
+        return self._done("next")
+
+    async def _handed_over(self, able: Abilities, call: PendingCall) -> TurnDone:
+        """The turn whose handoff, the last of its calls, gives the run to another agent."""
+        handoff, agent = able.handoffs[call.tool.name], able.agent
+        self.state = self.state.without_calls([call.call_id])
+        try:
+            given = handoff.decode(call.arguments)
+        except WrongArguments as error:
+            self._add(agent, output_item(call.call_id, str(error)))
+            return self._done("next")
+
+        async def make(_is_repeat: bool) -> Output:
+            if handoff.on_handoff is not None:
+                about = () if handoff.input_type is None else (given,)
+                await called_back("on_handoff", agent, handoff.on_handoff, self.run.context, *about)
+            return msgspec.json.encode({"assistant": handoff.agent.name}).decode()
+
+        if handoff.on_handoff is None:
+            output = await make(False)
+        else:
+            key = key_of(self.run.path, call.call_id)
+            output = await self.ports.call(call, key, None, make)
+        self._add(agent, output_item(call.call_id, output))
+        done = self._done("next", self.run.book.identity(handoff.agent))
+        rule = handoff.input_filter or self.run.config.handoff_input_filter
+        if rule is None:
+            return done
+        earlier = self.conversation.view
+        about_turn = HandoffInput(earlier, list(self._made), call.arguments)
+        items = await called_back("the filter of a handoff", agent, rule, about_turn)
+        view = done.conversation.with_view(items)
+        return changed(done, state=view.in_state(done.state), conversation=view)
+
+    # --- the end of the turn ---------------------------------------------------------------------
+
+    async def _finished(
+        self, able: Abilities, said: Output | None, of_reply: Sequence[Item] = ()
+    ) -> TurnDone:
+        """The last turn, once the guardrails of the output have let it pass.
+
+        `said` is the final output as the model, or a tool, has given it. `of_reply` are the items
+        of a reply that is the final output; messages that may not be stored are left out of them.
+        """
+        try:
+            output = _decoded(able, said)
+            await self._check_output(able, output)
+        except BaseException:
+            if of_reply:
+                self._made = without_final_message(of_reply)
+            raise
+        self._show(able.agent, of_reply)
+        return self._done("final", output=output)
+
+    async def _check_output(self, able: Abilities, output: Any) -> None:
+        checks = (*able.agent.output_guardrails, *self.run.config.output_guardrails)
+        await self._guardrails_of(able).check_output(checks, output)
+
+    def _done(self, step: Step, agent: AgentId | None = None, output: Any = None) -> TurnDone:
+        conversation, items = self._with_items(self._made)
+        state = conversation.in_state(self.state.after_turn(agent=agent))
+        return TurnDone(state, conversation, items, step, output)
+
+    def _interrupted(self, waiting: Sequence[PendingCall]) -> TurnDone:
+        """The turn that waits for people; it is completed, and counted, when its calls are made."""
+        state = replace(self.state, calls=(), nested={}).with_calls(waiting)
+        state = replace(state.after_turn(), turn=state.turn, nested=self._nested)
+        conversation, items = self._with_items(self._made)
+        return TurnDone(conversation.in_state(state), conversation, items, "interrupted")
+
+    def _with_items(self, made: Sequence[Item]) -> tuple[Conversation, list[Item]]:
+        """The conversation with these items of the turn stored, and all that is to be stored."""
+        of_reply, response_id = 0, None
+        if self._reply is not None:
+            of_reply = sum(item.get("type") != _OUTPUT for item in made)
+            response_id = self._reply.response_id
+        after = self.conversation.with_turn(made, replied=of_reply, response_id=response_id)
+        known = 0 if after.has_history else len(self.conversation.new)
+        return after.stored(), list(after.new[known:])
+
+    # --- small parts -----------------------------------------------------------------------------
+
+    def _guardrails_of(self, able: Abilities) -> Guardrails:
+        return Guardrails(able.agent, able.identity, self.run.context, self._report)
+
+    def _caller(self, able: Abilities) -> ToolCaller:
+        return ToolCaller(
+            able, self.run, self.state.code, self.ports, self._report, self._note_code
+        )
+
+    def _report(self, result: GuardrailResult) -> None:
+        self.state = self.state.with_guardrails([result])
+        if self.ports.is_watched:
+            data = {"kind": result.kind, "name": result.name, "tripped": result.tripped}
+            if result.call_id is not None:
+                data |= {"call_id": result.call_id, "behavior": result.behavior}
+            self.ports.publish("guardrail", result.agent.name, data)
+
+    def _note_code(self, code: CodeSession) -> None:
+        known = self.state.code
+        if (
+            known is None
+            or known.session_id != code.session_id
+            or known.last_call <= code.last_call
+        ):
+            self.state = replace(self.state, code=code)
+
+    def _count(self, agent: AgentId, spent: Spent) -> None:
+        self.state = self.state.with_usage(agent, spent)
+        if self.ports.is_watched:
+            self.ports.publish("usage", agent.name, msgspec.to_builtins(spent))
+
+    def _add(self, agent: Agent, item: Item) -> None:
+        self._made.append(item)
+        self._show(agent, [item])
+
+    def _show(self, agent: Agent, items: Sequence[Item]) -> None:
+        if self.ports.is_watched:
+            for item in items:
+                self.ports.publish("item", agent.name, item)
+
+
+def _is_handoff(able: Abilities, call: PendingCall) -> bool:
+    return call.tool not in able.tools and call.tool.name in able.handoffs
+
+
+def _decoded(able: Abilities, said: Output | None) -> Any:
+    """The final output, which has to be of the agent's output type."""
+    if able.output_type.is_text:
+        return said or ""
+    if said is None:
+        raise ModelMisbehaved("its reply has neither a final output nor a call")
+    return able.output_type.decode(
+        said if isinstance(said, str) else msgspec.json.encode(said).decode()
+    )

@@ -1,0 +1,260 @@
+"""Runs that wait for people: approvals, rejections, resumes, and agents used as tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capsule_tasks.errors import CallChanged, RunStopped
+from capsule_tasks.runs import RunState
+from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.contexts import ToolContext
+from capsule_tasks.runs.agents.functions import function_tool
+from capsule_tasks.runs.agents.guardrails import ToolGuardrail, ToolVerdict
+from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.engine.runner import Runner
+from capsule_tasks.runs.models.model import ModelSettings
+from capsule_tasks.testing.models import ScriptedModel, calls, hands_over
+from tests.unit.runs.engine.runs import MODES, MemorySession, Mode, spelled
+
+PAY = calls("pay", {"euros": 5}, "c1")
+PAY_MORE = calls("pay", {"euros": 9}, "c2")
+LOOK = calls("look", {}, "c3")
+
+
+class Shop:
+    """An agent whose payments need an approval, and what it has paid."""
+
+    def __init__(self, *replies: Any, **options: Any) -> None:
+        self.paid: list[int] = []
+        self.looks = 0
+        self.model = ScriptedModel(replies)
+
+        @function_tool(needs_approval=True, **options)
+        async def pay(euros: int) -> str:
+            """Pay."""
+            self.paid.append(euros)
+            return f"paid {euros}"
+
+        @function_tool
+        async def look() -> str:
+            """Look."""
+            self.looks += 1
+            return "seen"
+
+        self.agent = Agent(name="Shop", model=self.model, tools=[pay, look])
+        self.session = MemorySession()
+
+    async def run(self, mode: Mode, given: Any) -> Any:
+        return (await mode.run(self.agent, given, session=self.session)).result
+
+
+def copied(state: RunState) -> RunState:
+    """The state as another process has it."""
+    return RunState.from_string(state.to_string())
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_calls_without_approval_are_made_before_the_run_waits(mode: Mode) -> None:
+    shop = Shop([PAY, LOOK], "done")
+    first = await shop.run(mode, "hi")
+    assert [call.call_id for call in first.interruptions] == ["c1"]
+    assert spelled(shop.session.items) == ["user hi", "call c1", "call c3", "output c3 seen"]
+    assert (shop.paid, shop.looks, first.final_output) == ([], 1, None)
+
+    second = await shop.run(mode, copied(first.state).approve("c1"))
+    assert second.final_output == "done"
+    assert spelled(shop.session.items)[4:] == ["output c1 paid 5", "says done"]
+    assert (shop.paid, shop.looks) == ([5], 1)
+    assert spelled(list(shop.model.requests[1].input))[-1] == "output c1 paid 5"
+    assert second.state.turn == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_decisions_one_after_the_other(mode: Mode) -> None:
+    shop = Shop([PAY, PAY_MORE], "done")
+    first = await shop.run(mode, "hi")
+    again = await shop.run(mode, copied(first.state))
+    assert len(again.interruptions) == 2
+    second = await shop.run(mode, copied(again.state).reject("c2", message="too much"))
+    assert [call.call_id for call in second.interruptions] == ["c1"]
+    third = await shop.run(mode, copied(second.state).approve("c1"))
+    assert third.final_output == "done"
+    assert spelled(shop.session.items) == [
+        *("user hi", "call c1", "call c2"),
+        *("output c2 too much", "output c1 paid 5", "says done"),
+    ]
+    assert shop.paid == [5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_standing_decision_holds_for_later_calls_and_an_exact_one_beats_it(
+    mode: Mode,
+) -> None:
+    shop = Shop(PAY, [PAY_MORE], "done")
+    first = await shop.run(mode, "hi")
+    last = await shop.run(mode, copied(first.state).approve("c1", always=True))
+    assert (last.final_output, shop.paid) == ("done", [5, 9])
+
+    shop = Shop([PAY, PAY_MORE], "done")
+    first = await shop.run(mode, "hi")
+    state = copied(first.state).reject("c2").approve("c1", always=True)
+    last = await shop.run(mode, state)
+    assert (last.final_output, shop.paid) == ("done", [5])
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_items_of_others_that_came_while_it_waited_stay(mode: Mode) -> None:
+    shop = Shop(PAY, "done")
+    first = await shop.run(mode, "hi")
+    other = {"role": "user", "content": "and hurry"}
+    await shop.session.add_items([other])
+    last = await shop.run(mode, copied(first.state).approve("c1"))
+    assert last.final_output == "done"
+    assert spelled(shop.session.items) == [
+        *("user hi", "call c1", "user and hurry", "output c1 paid 5", "says done")
+    ]
+    assert "user and hurry" in spelled(list(shop.model.requests[1].input))
+
+
+async def test_other_arguments_than_those_decided_about_fail_before_any_effect() -> None:
+    shop = Shop([PAY, LOOK], "done")
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    data = first.state.approve("c1").to_json()
+    data["calls"][0]["arguments"] = '{"euros": 500}'
+    with pytest.raises(CallChanged) as caught:
+        await Runner.run(shop.agent, RunState.from_json(data), session=shop.session)
+    assert shop.paid == []
+    assert caught.value.state.calls[0].call_id == "c1"
+
+
+async def test_an_id_of_an_earlier_turn_with_other_arguments_is_refused() -> None:
+    shop = Shop(calls("pay", {"euros": 5}, "c1"), calls("pay", {"euros": 6}, "c1"))
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    state = first.state.approve("c1", always=True)
+    with pytest.raises(CallChanged):
+        await Runner.run(shop.agent, state, session=shop.session)
+    assert shop.paid == [5]
+
+
+async def test_guardrails_run_before_people_are_asked_if_they_say_so_and_after_it_always() -> None:
+    asked: list[str] = []
+
+    def check(context: ToolContext) -> ToolVerdict:
+        asked.append(context.call_id)
+        return ToolVerdict("reject", "no") if "9" in context.arguments else ToolVerdict()
+
+    guardrail = ToolGuardrail(check, "guard", before_approval=True)
+    shop = Shop([PAY, PAY_MORE], "done", input_guardrails=[guardrail])
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    assert [call.call_id for call in first.interruptions] == ["c1"]
+    assert asked == ["c1", "c2"]
+    assert [each.call_id for each in first.state.guardrails] == ["c1"]
+    last = await Runner.run(shop.agent, copied(first.state).approve("c1"), session=shop.session)
+    assert (last.final_output, asked, shop.paid) == ("done", ["c1", "c2", "c1"], [5])
+    assert last.state.guardrails == ()
+
+
+async def test_wrong_arguments_are_told_and_nobody_is_asked() -> None:
+    shop = Shop(calls("pay", {"euros": "many"}, "c1"), "sorry")
+    result = await Runner.run(shop.agent, "hi", session=shop.session)
+    assert (result.final_output, shop.paid) == ("sorry", [])
+
+
+async def test_a_handoff_beside_a_call_that_waits_comes_after_it() -> None:
+    shop = Shop([PAY, hands_over("Other", call_id="h1")], "done")
+    shop.agent.handoffs.append(Agent(name="Other", model=shop.model))
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    assert first.agent.name == "Shop"
+    assert len(first.interruptions) == 1
+    last = await Runner.run(shop.agent, copied(first.state).approve("c1"), session=shop.session)
+    assert (last.final_output, last.agent.name) == ("done", "Other")
+    assert spelled(shop.session.items)[3:] == [
+        *("output c1 paid 5", 'output h1 {"assistant":"Other"}', "says done")
+    ]
+
+
+async def test_the_outputs_of_a_turn_that_waited_are_all_there_after_it() -> None:
+    shop = Shop([PAY, LOOK])
+    shop.agent.after_tools = lambda _run, results: [each.output for each in results]
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    last = await Runner.run(shop.agent, first.state.approve("c1"), session=shop.session)
+    assert last.final_output == ["seen", "paid 5"]
+
+
+async def test_the_tool_choice_is_reset_after_a_resume_too() -> None:
+    shop = Shop(PAY, "done")
+    shop.agent.model_settings = ModelSettings(tool_choice="required")
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    await Runner.run(shop.agent, copied(first.state).approve("c1"), session=shop.session)
+    choices = [request.settings.tool_choice for request in shop.model.requests]
+    assert choices == ["required", None]
+
+
+# --- agents as tools -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_agent_used_as_a_tool_waits_and_goes_on_through_its_parent(mode: Mode) -> None:
+    shop = Shop([PAY, LOOK], "inner done")
+    outer = ScriptedModel([[calls("shop", {"input": "buy"}, "o1")], "outer done"])
+    agent = Agent(name="Boss", model=outer, tools=[shop.agent.as_tool()])
+    session = MemorySession()
+    first = (await mode.run(agent, "hi", session=session)).result
+    assert [call.call_id for call in first.interruptions] == ["c1"]
+    assert spelled(session.items) == ["user hi", "call o1"]
+    assert (shop.paid, shop.looks) == ([], 1)
+    again = (await mode.run(agent, copied(first.state), session=session)).result
+    assert (len(again.interruptions), shop.looks) == (1, 1)
+    last = (await mode.run(agent, copied(again.state).approve("c1"), session=session)).result
+    assert last.final_output == "outer done"
+    assert spelled(session.items)[2:] == ["output o1 inner done", "says outer done"]
+    assert (shop.paid, shop.looks) == ([5], 1)
+    assert last.usage.requests == 4
+    assert last.state.nested == {}
+
+
+async def test_an_agent_as_a_tool_that_needs_an_approval_itself() -> None:
+    shop = Shop(PAY, "inner done")
+    outer = ScriptedModel([calls("shop", {"input": "buy"}, "o1"), "outer done"])
+    agent = Agent(name="Boss", model=outer, tools=[shop.agent.as_tool(needs_approval=True)])
+    session = MemorySession()
+    first = await Runner.run(agent, "hi", session=session)
+    assert [call.call_id for call in first.interruptions] == ["o1"]
+    assert shop.model.requests == []
+    second = await Runner.run(agent, copied(first.state).approve("o1"), session=session)
+    assert [call.call_id for call in second.interruptions] == ["c1"]
+    last = await Runner.run(agent, copied(second.state).approve("c1"), session=session)
+    assert (last.final_output, shop.paid) == ("outer done", [5])
+
+
+async def test_the_failures_of_an_inner_run_are_told_or_end_the_run() -> None:
+    inner = Agent(name="Inner", model=ScriptedModel([calls("look", {}, "i1")] * 3))
+    outer = ScriptedModel([calls("inner", {"input": "x"}, "o1"), "sorry"])
+    tool = inner.as_tool(max_turns=1)
+    result = await Runner.run(Agent(name="Boss", model=outer, tools=[tool]), "hi")
+    assert result.final_output == "sorry"
+    assert "has made its 1 turns" in spelled(result.items)[1]
+
+    inner.model = ScriptedModel([OSError("down")])
+    outer = ScriptedModel([calls("inner", {"input": "x"}, "o1")])
+    with pytest.raises(RunStopped, match="down"):
+        await Runner.run(Agent(name="Boss", model=outer, tools=[tool]), "hi")
+
+
+async def test_guardrails_of_the_configuration_are_for_the_outer_run() -> None:
+    from capsule_tasks.runs.agents.guardrails import InputGuardrail, Verdict
+
+    given: list[Any] = []
+
+    def check(_run: Any, agent: Agent, about: Any) -> Verdict:
+        given.append((agent.name, about))
+        return Verdict()
+
+    inner = Agent(name="Inner", model=ScriptedModel(["inner"]))
+    outer = ScriptedModel([calls("inner", {"input": "x"}, "o1"), "outer"])
+    agent = Agent(name="Boss", model=outer, tools=[inner.as_tool()])
+    config = RunConfig(input_guardrails=[InputGuardrail(check, "guard")])
+    await Runner.run(agent, "hi", run_config=config)
+    assert given == [("Boss", "hi")]

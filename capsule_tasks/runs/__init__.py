@@ -49,9 +49,27 @@ if TYPE_CHECKING:
     from capsule_tasks.runs.agents.outputs import OutputType
     from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
     from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
+    from capsule_tasks.runs.compaction import (
+        Compaction,
+        ResponsesCompactor,
+        SummaryCompactor,
+        compact,
+        compact_sync,
+    )
     from capsule_tasks.runs.engine.events import StreamEvent
     from capsule_tasks.runs.engine.results import RunResult, RunStream
     from capsule_tasks.runs.engine.runner import Runner
+    from capsule_tasks.runs.models.model import (
+        Model,
+        ModelDelta,
+        ModelReply,
+        ModelRequest,
+        ModelRetries,
+        ModelSettings,
+    )
+    from capsule_tasks.runs.models.openai_chat import OpenAIChat
+    from capsule_tasks.runs.models.openai_responses import OpenAIResponses
+    from capsule_tasks.runs.preparing import prepare_input_with_session
 
 __all__ = [
     "CURRENT_SCHEMA_VERSION",
@@ -62,6 +80,7 @@ __all__ = [
     "AgentId",
     "AgentTool",
     "CodeSession",
+    "Compaction",
     "Decision",
     "FilteredInput",
     "GuardrailResult",
@@ -69,11 +88,20 @@ __all__ = [
     "HandoffInput",
     "HostedTool",
     "InputGuardrail",
+    "Model",
+    "ModelDelta",
     "ModelInput",
+    "ModelReply",
+    "ModelRequest",
     "ModelResponse",
+    "ModelRetries",
+    "ModelSettings",
+    "OpenAIChat",
+    "OpenAIResponses",
     "OutputGuardrail",
     "OutputType",
     "PendingCall",
+    "ResponsesCompactor",
     "RunApprovals",
     "RunConfig",
     "RunContext",
@@ -85,6 +113,7 @@ __all__ = [
     "ServerConversation",
     "Spent",
     "StreamEvent",
+    "SummaryCompactor",
     "Tool",
     "ToolContext",
     "ToolGuardrail",
@@ -94,10 +123,13 @@ __all__ = [
     "TraceState",
     "Usage",
     "Verdict",
+    "compact",
+    "compact_sync",
     "function_tool",
     "input_guardrail",
     "only_last",
     "output_guardrail",
+    "prepare_input_with_session",
     "restored_context",
     "saved_context",
     "tool_input_guardrail",
@@ -127,6 +159,24 @@ _NAMES_IN = {
     "capsule_tasks.runs.engine.events": ("StreamEvent",),
     "capsule_tasks.runs.engine.results": ("RunResult", "RunStream"),
     "capsule_tasks.runs.engine.runner": ("Runner",),
+    "capsule_tasks.runs.compaction": (
+        "Compaction",
+        "ResponsesCompactor",
+        "SummaryCompactor",
+        "compact",
+        "compact_sync",
+    ),
+    "capsule_tasks.runs.models.model": (
+        "Model",
+        "ModelDelta",
+        "ModelReply",
+        "ModelRequest",
+        "ModelRetries",
+        "ModelSettings",
+    ),
+    "capsule_tasks.runs.models.openai_chat": ("OpenAIChat",),
+    "capsule_tasks.runs.models.openai_responses": ("OpenAIResponses",),
+    "capsule_tasks.runs.preparing": ("prepare_input_with_session",),
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 

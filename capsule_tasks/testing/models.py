@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.checking import snake_case
 from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.models.model import ModelDelta, ModelReply, ModelRequest
 from capsule_tasks.runs.records import Item
@@ -71,11 +71,10 @@ def hands_over(
     call_id: str | None = None,
 ) -> Item:
     """A call of the tool that hands the run over to an agent, or to the agent of this name."""
-    if isinstance(to, Handoff) and to.name is not None:
-        return calls(to.name, arguments, call_id)
-    agent = to.agent if isinstance(to, Handoff) else to
-    name = agent if isinstance(agent, str) else agent.name
-    return calls(f"transfer_to_{re.sub(r'[^a-zA-Z0-9_]', '_', name).lower()}", arguments, call_id)
+    if isinstance(to, str):
+        return calls(f"transfer_to_{snake_case(to)}", arguments, call_id)
+    handoff = to if isinstance(to, Handoff) else Handoff(agent=to)
+    return calls(handoff.tool_name, arguments, call_id)
 
 
 @dataclass(frozen=True)

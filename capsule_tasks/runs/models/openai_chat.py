@@ -110,39 +110,58 @@ def _refuse_what_has_no_place(request: ModelRequest) -> None:
 
 
 def messages_of(model: str, request: ModelRequest) -> list[dict[str, Any]]:
-    """The instructions and the items as messages."""
+    """The instructions and the items as messages.
+
+    A text of the model and the calls after it are one message. The outputs of its calls come right
+    behind it, as servers want them, also if somebody has said something in between.
+    """
     messages: list[dict[str, Any]] = []
+    outputs: dict[str, dict[str, Any]] = {}
     if request.instructions is not None:
         messages.append({"role": "system", "content": request.instructions})
+    is_open = False  # whether the model may have said more in the last message
     for item in request.input:
-        _add(model, messages, item)
-    return messages
+        match item.get("type", "message"):
+            case "message" if item["role"] == "assistant":
+                said = _assistant_message(model, item)
+                if is_open and not _has_text(messages[-1]):
+                    messages[-1] |= said
+                else:
+                    messages.append(said)
+                is_open = True
+            case "message":
+                content = _content(model, item["content"], _user_part)
+                messages.append({"role": item["role"], "content": content})
+                is_open = False
+            case "function_call":
+                if not is_open:
+                    messages.append({"role": "assistant", "content": None})
+                messages[-1].setdefault("tool_calls", []).append(_call(item))
+                is_open = True
+            case "function_call_output":
+                call_id, content = item["call_id"], _content(model, item["output"], _text_part)
+                outputs[call_id] = {"role": "tool", "tool_call_id": call_id, "content": content}
+                is_open = False
+            case "reasoning":
+                continue
+            case kind:
+                raise _no_place(model, f"an item of type {kind!r}")
+    return list(_with_outputs(messages, outputs))
 
 
-def _add(model: str, messages: list[dict[str, Any]], item: Item) -> None:
-    match item.get("type", "message"):
-        case "message" if item["role"] == "assistant":
-            said = _assistant_message(model, item)
-            if messages and messages[-1]["role"] == "assistant" and not _has_text(messages[-1]):
-                messages[-1] |= {"content": None} | said
-            else:
-                messages.append(said)
-        case "message":
-            content = _content(model, item["content"], _user_part)
-            messages.append({"role": item["role"], "content": content})
-        case "function_call":
-            function = {"name": _wire_name(item), "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "type": "function", "function": function}
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            messages[-1].setdefault("tool_calls", []).append(call)
-        case "function_call_output":
-            content = _content(model, item["output"], _text_part)
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        case "reasoning":
-            return
-        case kind:
-            raise _no_place(model, f"an item of type {kind!r}")
+def _with_outputs(
+    messages: list[dict[str, Any]], outputs: dict[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        yield message
+        for call in message.get("tool_calls", ()):
+            if call["id"] in outputs:
+                yield outputs[call["id"]]
+
+
+def _call(item: Item) -> dict[str, Any]:
+    function = {"name": _wire_name(item), "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 def _assistant_message(model: str, item: Item) -> dict[str, Any]:

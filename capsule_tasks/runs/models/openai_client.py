@@ -73,7 +73,9 @@ class OpenAIClients:
 
         A client that was given stays open.
         """
-        if (client := self._of_loops.pop(asyncio.get_running_loop(), None)) is not None:
+        with self._lock:
+            client = self._of_loops.pop(asyncio.get_running_loop(), None)
+        if client is not None:
             await client.close()
 
 

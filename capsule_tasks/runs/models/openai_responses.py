@@ -73,24 +73,22 @@ class OpenAIResponses(OpenAIModel):
 
     async def compact(
         self,
-        items: Sequence[Item] | None,
+        items: Sequence[Item],
         *,
         instructions: str | None = None,
         previous_response_id: str | None = None,
     ) -> ModelReply:
-        """The items that the server puts in place of these ones, or of a response and all before.
-
-        Its failures are ModelFailed, and are not retried here.
+        """The items that the server puts in place of these ones, or of a stored response and all
+        before it. Raises ModelFailed; nothing is tried again.
         """
         call = self._clients.current().responses.with_raw_response.compact
-        arguments: dict[str, Any] = {"model": self.name}
-        if items is not None:
-            arguments["input"] = list(items)
-        if instructions is not None:
-            arguments["instructions"] = instructions
-        if previous_response_id is not None:
-            arguments["previous_response_id"] = previous_response_id
-        reply, request_id = await whole_reply(self.name, call, arguments)
+        given = {
+            "input": list(items) or None,
+            "instructions": instructions,
+            "previous_response_id": previous_response_id,
+        }
+        arguments = {name: value for name, value in given.items() if value is not None}
+        reply, request_id = await whole_reply(self.name, call, {"model": self.name, **arguments})
         return reply_of(self.name, reply, request_id)
 
 

@@ -217,7 +217,7 @@ async def test_items_are_compacted(server: ResponsesServer) -> None:
         reply = await model.compact([USER, says("hi")], instructions="Keep the order's number.")
         assert reply.items == [message, compaction]
         assert reply.spent.output_tokens == 5
-        await model.compact(None, previous_response_id="resp_7")
+        await model.compact((), previous_response_id="resp_7")
     first, second = server.requests
     assert first.path.endswith("/responses/compact")
     assert (len(first.body["input"]), first.body["model"]) == (2, "stand-in-1")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from capsule_tasks.errors import InvalidSetting, ModelFailed
 from capsule_tasks.runs.models.model import ModelDelta, ModelRequest, ModelSettings, ToolSpec
@@ -88,6 +91,57 @@ def test_calls_after_outputs_are_a_message_of_their_own() -> None:
         "content": None,
         "tool_calls": [call("c2", "crm__find")],
     }
+
+
+steps = st.lists(
+    st.one_of(
+        st.just("text"),
+        st.just("user"),
+        st.just("reasoning"),
+        st.integers(1, 3),  # so many calls at once
+        st.just("output"),  # of the oldest call that waits for one
+    )
+)
+
+
+@given(steps)
+def test_outputs_stand_behind_their_calls_and_nothing_is_lost_or_moved(drawn: list[Any]) -> None:
+    items: list[Item] = []
+    waiting: list[str] = []
+    names = (f"{number}" for number in count())
+
+    def answer_oldest() -> None:
+        items.append(output(waiting.pop(0)))
+
+    for step in drawn:
+        if isinstance(step, int):
+            made = [f"c{next(names)}" for _ in range(step)]
+            items += [calls("a", "{}", call_id) for call_id in made]
+            waiting += made
+        elif step == "output" and waiting:
+            answer_oldest()
+        elif step in {"text", "user"}:
+            text = next(names)
+            items.append(says(text) if step == "text" else {"role": "user", "content": text})
+        elif step == "reasoning":
+            items.append(reasons("so"))
+    while waiting:
+        answer_oldest()
+    sent = messages(*items)
+    while sent:
+        asked = [each["id"] for each in sent.pop(0).get("tool_calls", [])]
+        answers, sent = sent[: len(asked)], sent[len(asked) :]
+        assert [each["tool_call_id"] for each in answers] == asked
+        assert not sent or sent[0]["role"] != "tool"
+    sent = messages(*items)
+    texts = [each["content"] for each in sent if each["role"] != "tool" and each["content"]]
+    assert texts == [
+        item["content"] if item.get("role") == "user" else item["content"][0]["text"]
+        for item in items
+        if "content" in item
+    ]
+    called = [each["id"] for message in sent for each in message.get("tool_calls", [])]
+    assert called == [item["call_id"] for item in items if item.get("type") == "function_call"]
 
 
 def test_parts_of_a_message_have_their_counterparts() -> None:

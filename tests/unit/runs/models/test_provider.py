@@ -7,7 +7,7 @@ import pytest
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.runs.models.openai_chat import OpenAIChat
 from capsule_tasks.runs.models.openai_responses import OpenAIResponses
-from capsule_tasks.runs.models.provider import OpenAIModels, default_model
+from capsule_tasks.runs.models.provider import OpenAIModels
 
 
 @pytest.mark.parametrize(
@@ -20,15 +20,9 @@ from capsule_tasks.runs.models.provider import OpenAIModels, default_model
     ],
 )
 def test_a_name_says_which_api_the_model_speaks(name: str, kind: type, own_name: str) -> None:
-    models = OpenAIModels()
-    model = models(name)
+    model = OpenAIModels()(name)
     assert type(model) is kind
     assert repr(model) == f"{kind.__name__}({own_name!r})"
-    assert models(name) is model
-
-
-def test_the_models_of_a_process_are_shared() -> None:
-    assert default_model("gpt-5") is default_model("gpt-5")
 
 
 @pytest.mark.parametrize("name", ["", "chat/"])

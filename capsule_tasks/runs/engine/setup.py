@@ -12,6 +12,7 @@ import msgspec
 from capsule_tasks.errors import CallbackFailed
 from capsule_tasks.errors.base import reason_of
 from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.checking import check_distinct
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.agents.outputs import OutputType, output_type_of
@@ -83,6 +84,7 @@ class AgentBook:
             if await _is_enabled(handoff, context, agent):
                 handoffs[handoff.tool_name] = handoff
                 specs.append(handoff.as_spec())
+        check_distinct(agent.name, specs)
         output = output_type_of(agent.output_type)
         digest = msgspec.json.encode([specs, output.schema])
         found = Abilities(agent, identity, tools, handoffs, tuple(specs), output, digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from capsule_tasks.errors import InvalidSetting, NotRewound, RunStopped, TurnNot
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.compaction.policy import RunCompaction
 from capsule_tasks.runs.contexts import restored_context, saved_context
 from capsule_tasks.runs.conversation import Conversation, conversation_of
 from capsule_tasks.runs.engine.ends import TurnDone, TurnFailed
@@ -117,6 +118,7 @@ class InProcessRun:
         setup = RunSetup(self.book, self.config, self.context, self.state.max_turns)
         callback = self.config.session_input_callback
         conversation = await conversation_of(self.state, self.session, callback=callback)
+        compaction = self._compaction()
         shown = None
         while True:
             if self._ports.is_watched and self.state.agent != shown:
@@ -126,6 +128,8 @@ class InProcessRun:
             conversation = done.conversation
             if done.step == "final":
                 self.final_output = done.output
+            if compaction is not None and done.step != "interrupted":
+                conversation = await self._compacted(compaction, conversation)
             if done.step != "next" or self.is_to_stop:
                 return
 
@@ -161,6 +165,29 @@ class InProcessRun:
             raise
         await self._save(done.items, given, done.state)
         return done
+
+    def _compaction(self) -> RunCompaction | None:
+        policy, session = self.config.compaction, self.session
+        if policy is None or session is None:
+            return None
+
+        def publish(kind: str, data: Any) -> None:
+            self._ports.publish(kind, self.state.agent.name, data)
+
+        return RunCompaction(policy, cast("Any", session), publish)
+
+    async def _compacted(
+        self, compaction: RunCompaction, conversation: Conversation
+    ) -> Conversation:
+        """The conversation after a compaction of the history, if one is due."""
+        report = await compaction.if_due(conversation.seen)
+        if report is None:
+            return conversation
+        self.state = self.state.with_usage(self.state.agent, report.spent)
+        if not report.is_replaced:
+            return conversation
+        self.items += report.items
+        return await conversation_of(self.state, self.session)
 
     async def _save(self, items: list[Item], given: int, state: RunState) -> None:
         """Store the items of a turn, once and whole; a cancel waits for that."""

@@ -17,7 +17,7 @@ from capsule_tasks.errors import (
 )
 from capsule_tasks.runs.agents.outputs import output_text
 from capsule_tasks.runs.agents.tools import AgentTool
-from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.approvals import PendingCall, RunApprovals
 from capsule_tasks.runs.conversation import Conversation, conversation_of
 from capsule_tasks.runs.engine.ends import TurnDone, TurnFailed
 from capsule_tasks.runs.engine.ports import Output, TurnPorts
@@ -42,13 +42,13 @@ class InnerEnd:
 
 async def run_inner(
     outer: RunSetup,
+    outer_state: RunState,
     tool: AgentTool,
     call: PendingCall,
-    before: RunState | None,
     ports: TurnPorts,
     make_turn: MakeTurn,
 ) -> InnerEnd:
-    """Run the agent of a tool to its end, or until it waits; `before` is where it waited.
+    """Run the agent of a tool to its end, or until it waits; from where it waited, if it did.
 
     The guardrails of the run's configuration are for the outer run alone.
     """
@@ -60,15 +60,20 @@ async def run_inner(
         max_turns=tool.max_turns or outer.max_turns,
         path=(*outer.path, call.call_id),
     )
-    if before is None:
+    state = outer_state.nested.get(call.call_id)
+    if state is None:
         try:
             given = tool.input_of(call.arguments)
         except WrongArguments as error:
             return InnerEnd(str(error), None, Spent())
         first = book.identity(tool.agent)
-        state = RunState(run_id=run.context.run_id, start_agent=first, agent=first, input=given)
-    else:
-        state = before
+        state = RunState(
+            run_id=outer_state.run_id,
+            start_agent=first,
+            agent=first,
+            input=given,
+            approvals=RunApprovals(standing=outer_state.approvals.standing),
+        )
     began_with = state.total_usage()
     conversation = await conversation_of(state)
     while True:

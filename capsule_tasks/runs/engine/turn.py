@@ -30,6 +30,7 @@ from capsule_tasks.errors import (
     WrongArguments,
 )
 from capsule_tasks.runs.agents.agent import Agent, ToolResult
+from capsule_tasks.runs.agents.guardrails import InputGuardrail
 from capsule_tasks.runs.agents.handoffs import HandoffInput
 from capsule_tasks.runs.agents.tools import AgentTool
 from capsule_tasks.runs.approvals import PendingCall
@@ -54,7 +55,7 @@ from capsule_tasks.runs.engine.waiting import side_by_side
 from capsule_tasks.runs.identity import AgentId
 from capsule_tasks.runs.items import without_orphans
 from capsule_tasks.runs.models.model import ModelReply
-from capsule_tasks.runs.records import CodeSession, GuardrailResult, Item, Spent
+from capsule_tasks.runs.records import CodeSession, GuardrailResult, Item
 from capsule_tasks.runs.state import RunState
 
 _OUTPUT = "function_call_output"
@@ -121,11 +122,12 @@ class Turn:
     async def _replied(self, able: Abilities) -> Plan:
         """The plan of the model's reply, which all guardrails of the input have let pass."""
         run, state = self.run, self.state
-        guardrails = self._guardrails_of(able)
         reply = asked(run, state, self.conversation, able, self.ports)
-        if state.turn == 0 and (
-            checks := (*able.agent.input_guardrails, *run.config.input_guardrails)
-        ):
+        checks = self._checks_of_input(able)
+        if not checks:
+            made = await reply
+        else:
+            guardrails = self._guardrails_of(able)
             given = state.input or self.conversation.view
             before = [each for each in checks if not each.parallel]
             beside = [each for each in checks if each.parallel]
@@ -135,11 +137,20 @@ class Turn:
                 reply.close()
                 raise
             made = await (guardrails.beside(reply, beside, given) if beside else reply)
-        else:
-            made = await reply
         self._reply = made
-        self._count(able.identity, made.spent)
+        self.state = self.state.with_usage(able.identity, made.spent)
+        if self.ports.is_watched:
+            self.ports.publish("usage", able.agent.name, msgspec.to_builtins(made.spent))
         return planned(made.items, able.identity, able.tools.keys(), able.handoffs.keys())
+
+    def _checks_of_input(self, able: Abilities) -> list[InputGuardrail]:
+        """The guardrails of the run's input that have not let it pass yet."""
+        if self.state.turn:
+            return []
+        results = [each for each in self.state.guardrails if each.kind == "input"]
+        passed = {each.name for each in results if not each.tripped}
+        checks = (*able.agent.input_guardrails, *self.run.config.input_guardrails)
+        return [each for each in checks if each.name not in passed]
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -252,9 +263,8 @@ class Turn:
         caller = self._caller(able)
         if not isinstance(tool, AgentTool):
             return await caller.output_of(tool, call)
-        before = self.state.nested.get(call.call_id)
-        inner = await run_inner(self.run, tool, call, before, self.ports, make_turn)
-        self._count(able.identity, inner.spent)
+        inner = await run_inner(self.run, self.state, tool, call, self.ports, make_turn)
+        self.state = self.state.with_usage(able.identity, inner.spent)
         if inner.waiting is not None:
             self._nested[call.call_id] = inner.waiting
         return inner.output
@@ -376,11 +386,6 @@ class Turn:
             or known.last_call <= code.last_call
         ):
             self.state = replace(self.state, code=code)
-
-    def _count(self, agent: AgentId, spent: Spent) -> None:
-        self.state = self.state.with_usage(agent, spent)
-        if self.ports.is_watched:
-            self.ports.publish("usage", agent.name, msgspec.to_builtins(spent))
 
     def _add(self, agent: Agent, item: Item) -> None:
         self._made.append(item)

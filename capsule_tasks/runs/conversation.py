@@ -27,8 +27,8 @@ from capsule_tasks.runs.items import (
     without_orphans,
 )
 from capsule_tasks.runs.preparing import (
-    InputCallback,
     ReadableHistory,
+    SessionInputCallback,
     items_of,
     prepare_input_with_session,
 )
@@ -110,8 +110,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     filtered: FilteredInput | None = None
     """The view that a callback or a filter has made; the run's later items follow it."""
     stored_items: int = 0
+    first_item: str | None = None
+    """The digests of the run's first and last stored items."""
     last_item: str | None = None
-    """The digest of the run's last stored item."""
 
     @property
     def view(self) -> list[Item]:
@@ -131,7 +132,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         Where the model's server keeps the conversation, it knows the first `replied` of the items,
         which are its reply, and all that was sent for it: the model is not sent them again.
         """
-        new = (*self.new, *for_history(items))
+        new = (*self.new, *deduplicated(for_history(items)))
         server, seen = self.server, self.seen
         if server is not None and replied and (server.conversation_id or response_id):
             server = replace(
@@ -163,8 +164,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         """The conversation once its new items are in the history."""
         if not self.has_history or not self.new:
             return self
-        count = self.stored_items + len(self.new)
-        return replace(self, new=(), stored_items=count, last_item=digest(self.new[-1]))
+        return replace(
+            self,
+            new=(),
+            stored_items=self.stored_items + len(self.new),
+            first_item=self.first_item if self.stored_items else digest(self.new[0]),
+            last_item=digest(self.new[-1]),
+        )
 
     def compacted(self, items: Sequence[Item]) -> Conversation:
         """The conversation once the history was replaced by these items; the model sees them all.
@@ -185,6 +191,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             state,
             input="",
             stored_items=self.stored_items,
+            first_item=self.first_item,
             last_item=self.last_item,
             held_items=list(self.new) if self.server is None else self.view,
             filtered_input=self.filtered,
@@ -196,7 +203,7 @@ async def conversation_of(
     state: RunState,
     history: ReadableHistory | Sequence[Item] | None = None,
     *,
-    callback: InputCallback | None = None,
+    callback: SessionInputCallback | None = None,
     limit: int | None = None,
 ) -> Conversation:
     """The conversation of a run that begins, or of one that this process has not seen yet.
@@ -231,8 +238,8 @@ async def conversation_of(
     if limit is None:
         return _resumed(state, await items_of(history, None), None)
     stored = await items_of(history, limit + state.stored_items)
-    if not stored or digest(stored[-1]) != state.last_item:
-        # Others have appended items since, or the run's were compacted.
+    if not _ends_with_run(stored, state):
+        # Others have appended items meanwhile, or the run's were compacted.
         stored = await items_of(history, _MORE_THAN_ANY_HISTORY)
     return _resumed(state, stored, limit)
 
@@ -259,8 +266,17 @@ def _resumed(state: RunState, stored: list[Item] | None, limit: int | None) -> C
         has_history=stored is not None,
         filtered=filtered,
         stored_items=state.stored_items,
+        first_item=state.first_item,
         last_item=state.last_item,
     )
+
+
+def _ends_with_run(stored: list[Item], state: RunState) -> bool:
+    """Whether the run's items are the last ones, so that those before them are at hand too."""
+    count = state.stored_items
+    if not 0 < count <= len(stored):
+        return False
+    return [digest(stored[-count]), digest(stored[-1])] == [state.first_item, state.last_item]
 
 
 def _begin_of_view(stored: list[Item], state: RunState, limit: int | None) -> int | None:
@@ -276,7 +292,10 @@ def _begin_of_view(stored: list[Item], state: RunState, limit: int | None) -> in
     if end is None or end < count:
         return None
     if filtered is None:
-        return 0 if limit is None else max(0, end - count - limit)
+        if limit is None:
+            return 0
+        first = state.first_item and _behind(stored, state.first_item, 1, end - count + 1)
+        return max(0, (first - 1 if first else end - count) - limit)
     if any(map(is_compaction, stored[end - count : end])):
         # Items of the run were compacted, and other items are found in their place.
         return None

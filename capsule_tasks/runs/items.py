@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -221,15 +222,14 @@ def without_orphans(
 
 def _orphans(items: Sequence[Item], pending: Collection[str], keep: Collection[int]) -> set[int]:
     """The indexes of calls without output, and of outputs without call."""
-    places = [(at, kind) for at, item in enumerate(items) if (kind := kind_of(item)) in _PAIRED]
-    calls = {(OUTPUT_OF[kind], call_id_of(items[at])) for at, kind in places if kind in OUTPUT_OF}
-    outputs = {(kind, call_id_of(items[at])) for at, kind in places if kind in _OUTPUTS}
+    pairs = _pairs(items)
+    calls = {(OUTPUT_OF[kind], of) for kind, of in pairs.values() if kind in OUTPUT_OF}
+    outputs = {(kind, of) for kind, of in pairs.values() if kind in _OUTPUTS}
     if calls == outputs:
         return set()
     working = _programs_with_outputs(items)
     dropped: set[int] = set()
-    for at, kind in places:
-        call_id = call_id_of(items[at])
+    for at, (kind, call_id) in pairs.items():
         if kind in _OUTPUTS:
             is_orphan = (kind, call_id) not in calls
         else:
@@ -239,6 +239,29 @@ def _orphans(items: Sequence[Item], pending: Collection[str], keep: Collection[i
             dropped.add(at)
     _drop_parts_of_programs(items, dropped, keep)
     return dropped
+
+
+def _pairs(items: Sequence[Item]) -> dict[int, tuple[str, str]]:
+    """The type and call id of each call and each output, by its index.
+
+    Searches for tools that the model's server makes may have no ids. An output without an id is
+    that of the latest such call before it that has no output yet; both get an id here.
+    """
+    pairs: dict[int, tuple[str, str]] = {}
+    unanswered = defaultdict[str, list[int]](list)
+    for at, item in enumerate(items):
+        kind = kind_of(item)
+        if kind not in _PAIRED:
+            continue
+        if (call_id := call_id_of(item)) is None:
+            owner = at
+            if kind in OUTPUT_OF:
+                unanswered[OUTPUT_OF[kind]].append(at)
+            elif unanswered[kind]:
+                owner = unanswered[kind].pop()
+            call_id = f"without an id, at {owner}"
+        pairs[at] = (kind, call_id)
+    return pairs
 
 
 def _programs_with_outputs(items: Sequence[Item]) -> set[str]:

@@ -26,7 +26,7 @@ from capsule_tasks.runs.items import (
 )
 from capsule_tasks.runs.records import Item
 
-InputCallback = Callable[[list[Item], list[Item]], list[Any] | Awaitable[list[Any]]]
+SessionInputCallback = Callable[[list[Item], list[Item]], list[Any] | Awaitable[list[Any]]]
 """Makes the model's input of the items in the history and the new ones; it may change both."""
 
 Origin = Literal["history", "new", "made"]
@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
 async def prepare_input_with_session(
     given: str | Iterable[Any],
     history: ReadableHistory | Sequence[Item] | None,
-    callback: InputCallback | None = None,
+    callback: SessionInputCallback | None = None,
     *,
     limit: int | None = None,
 ) -> Prepared:
@@ -105,7 +105,7 @@ def _without_known(new: list[Item], before: list[Item]) -> list[Item]:
 
 
 async def _called_back(
-    callback: InputCallback, before: list[Item], new: list[Item]
+    callback: SessionInputCallback, before: list[Item], new: list[Item]
 ) -> tuple[list[Item], list[Origin]]:
     """What a callback makes of the history and the new items, and where each item comes from."""
     old_copies, new_copies = _copies(before), _copies(new)

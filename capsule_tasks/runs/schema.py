@@ -20,7 +20,7 @@ VERSION_FIELD = "$schemaVersion"
 SCHEMA_VERSION_SUMMARIES: dict[str, str] = {
     "1.0": "Waiting calls, decisions, tool use, usage, context, trace, nested runs, conversation.",
     "1.1": "Replies of models, results of guardrails, filtered input, code session, more usage.",
-    "1.2": "Digests of the last items that are stored, and that a filtered input stands for.",
+    "1.2": "Digests of a run's first and last stored items, and of where a filtered input ends.",
 }
 """In the order of their introduction; writing uses the last one."""
 

@@ -82,8 +82,9 @@ class RunState(Part, frozen=True):
     """The input that the run was started with, unless it is in the history."""
     stored_items: Count = 0
     """How many items of this run are in the history."""
+    first_item: str | None = None
+    """The digests of the first and the last of them, by which a resume finds them there."""
     last_item: str | None = None
-    """The digest of the last of them, by which a resume finds them in the history."""
     held_items: list[Item] = msgspec.field(default_factory=list)
     """Items of this run that no history keeps: of an agent used as a tool, or of a run without a
     session. Where the model's server keeps the conversation, those that it was not sent yet."""

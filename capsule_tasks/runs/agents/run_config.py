@@ -17,6 +17,7 @@ from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
 from capsule_tasks.runs.agents.handoffs import HandoffFilter
 from capsule_tasks.runs.compaction import Compaction
 from capsule_tasks.runs.models.model import Model, ModelSettings
+from capsule_tasks.runs.preparing import SessionInputCallback
 from capsule_tasks.runs.records import Item
 
 
@@ -28,7 +29,6 @@ class ModelInput:
     instructions: str | None = None
 
 
-SessionInputCallback = Callable[[list[Item], list[Item]], list[Item] | Awaitable[list[Item]]]
 InputFilter = Callable[[RunContext, Agent, ModelInput], ModelInput | Awaitable[ModelInput]]
 
 _FUNCTIONS = {

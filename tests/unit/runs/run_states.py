@@ -140,6 +140,7 @@ def states(draw: st.DrawFn, depth: int = 2) -> RunState:
         max_turns=draw(st.none() | counts),
         input=draw(texts | items),
         stored_items=draw(counts),
+        first_item=draw(maybe),
         last_item=draw(maybe),
         held_items=draw(items),
         calls=own,

@@ -336,7 +336,7 @@ MADE_HERE = {
     *("context.type", "context.left_out[]", "context.warning", "trace.left_out[]"),
     *("guardrails[].info_type", "guardrails[].left_out[]"),
     *("approvals.exact[].fingerprint", "approvals.standing[].fingerprint"),
-    *("last_item", "filtered_input.last_item"),
+    *("first_item", "last_item", "filtered_input.last_item"),
 }
 """Places where this package writes names, paths and digests itself, never values."""
 AS_GIVEN = {

@@ -57,6 +57,12 @@ async def test_a_turn_is_stored_once_and_seen_ever_after() -> None:
     assert again.stored() is again
 
 
+async def test_of_an_output_that_a_turn_has_twice_the_latest_is_stored() -> None:
+    conversation = await conversation_of(state_of([]), [])
+    conversation = conversation.with_turn([*turn(1), output("c1", "late")])
+    assert list(conversation.new) == conversation.view == [call("c1"), output("c1", "late")]
+
+
 async def test_items_appended_by_others_are_seen_after_a_resume() -> None:
     stored = list(EARLIER)
     conversation, state = await conversation_of(state_of(), stored), state_of()
@@ -122,9 +128,11 @@ class LimitedHistory:
 
     def __init__(self, items: list[Item], limit: int | None) -> None:
         self.items, self.session_settings = items, {"limit": limit}
+        self.read: list[int | None] = []
 
     async def get_items(self, limit: int | None = None) -> list[Item]:
         limit = self.session_settings["limit"] if limit is None else limit
+        self.read.append(limit)
         return self.items if limit is None else self.items[-limit:]
 
 
@@ -133,8 +141,9 @@ async def test_the_limit_of_the_history_counts_too(limit: int | None) -> None:
     stored = [*turn(0), *EARLIER]
     conversation = await conversation_of(state_of(), LimitedHistory(stored, limit))
     conversation, state = after(conversation.with_turn(turn(1)), state_of(), stored)
-    again = await conversation_of(state, LimitedHistory(stored, limit))
-    assert again.view == conversation.view
+    history = LimitedHistory(stored, limit)
+    assert (await conversation_of(state, history)).view == conversation.view
+    assert history.read == [limit and limit + 3], "more was read than the model sees"
 
 
 async def test_of_a_compacted_history_everything_is_seen() -> None:

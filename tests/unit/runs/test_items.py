@@ -226,6 +226,9 @@ def test_a_tool_search_without_an_id_stays_with_its_output() -> None:
     search, found = {"type": "tool_search_call"}, {"type": "tool_search_output", "tools": []}
     assert without_orphans([search, found]) == [search, found]
     assert without_orphans([search]) == []
+    first = {"type": "tool_search_call", "arguments": {"query": "lost"}}
+    assert without_orphans([first, search, found]) == [search, found]
+    assert without_orphans([call("ts", "tool_search_call"), found]) == []
 
 
 def test_a_program_stays_while_its_own_calls_have_outputs_and_goes_with_them_otherwise() -> None:

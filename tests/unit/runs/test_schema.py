@@ -141,8 +141,8 @@ def test_a_snapshot_of_1_0_with_what_it_did_not_have_is_refused(
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("field", ["last_item", "filtered_input"])
-def test_an_older_snapshot_with_a_digest_of_its_last_item_is_refused(
+@pytest.mark.parametrize("field", ["first_item", "last_item", "filtered_input"])
+def test_an_older_snapshot_with_a_digest_of_an_item_is_refused(
     version: str, is_nested: bool, field: str
 ) -> None:
     data, newer = fixture_of(version), fixture_of("1.2")
@@ -167,14 +167,15 @@ def test_a_state_of_1_0_has_nothing_of_what_came_later() -> None:
     assert now.usage[0].cached_tokens == 40
 
 
-def test_a_state_of_1_1_has_no_digests_of_its_last_items() -> None:
+def test_a_state_of_1_1_has_no_digests_of_items() -> None:
     before, now = (RunState.from_json(fixture_of(version)) for version in ("1.1", "1.2"))
     assert before.filtered_input is not None
     assert now.filtered_input is not None
     filtered = msgspec.structs.replace(now.filtered_input, last_item=None)
     assert filtered == before.filtered_input
-    assert before.last_item is None
-    assert msgspec.structs.replace(now, last_item=None, filtered_input=filtered) == before
+    assert (before.first_item, before.last_item) == (None, None)
+    without = {"first_item": None, "last_item": None, "filtered_input": filtered}
+    assert msgspec.structs.replace(now, **without) == before
 
 
 def test_the_newest_fixture_is_written_back_as_it_is() -> None:
@@ -200,7 +201,7 @@ def test_any_state_comes_back_as_it_was(state: RunState) -> None:
     assert RunState.from_string(state.to_string()) == state
 
 
-FIELDS_NEW_IN = {"1.1": set(NEW_IN_1_1), "1.2": {"last_item"}}
+FIELDS_NEW_IN = {"1.1": set(NEW_IN_1_1), "1.2": {"first_item", "last_item"}}
 
 
 def as_written_in(version: str, snapshot: dict[str, Any]) -> dict[str, Any]:

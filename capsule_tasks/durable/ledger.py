@@ -69,8 +69,10 @@ class TurnLedger:
         self._unused = set(journal)
         self._held: dict[str, bytes] = {}
         """Replies that are not in the journal yet, in their order."""
-        self._starts = Batches[PlannedCall | None, CallStart | None](self._start)
-        self._finishes = Batches[bytes, CapsuleError | None](self._finish, len)
+        self._starts: Batches[PlannedCall | None, CallStart | None] = Batches(self._start)
+        self._finishes: Batches[bytes, CapsuleError | None] = Batches(
+            self._finish, len, outlives_callers=True
+        )
         self._repeated: set[str] = set()
         """Calls that are made again."""
         self.cancelled_by: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine
+from types import CoroutineType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,7 +17,9 @@ T = TypeVar("T")
 
 async def result_of(answer: Any) -> Any:
     """The result of a method that may be blocking, and is done then, or awaited."""
-    return await answer if inspect.isawaitable(answer) else answer
+    if type(answer) is CoroutineType or inspect.isawaitable(answer):
+        return await answer
+    return answer
 
 
 def without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -73,6 +73,9 @@ class RunLocations:
         self._known.pop(run_id, None)
 
     def keys(self, session_id: str, run_id: str) -> RunKeys:
+        place, _ = self._known.get(run_id, (None, 0.0))
+        if place is not None and place.session_id == session_id:
+            return place.keys
         return RunKeys(session_id, run_id, self._settings.prefix)
 
     def _remember(self, place: Place) -> Place:

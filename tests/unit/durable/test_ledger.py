@@ -345,20 +345,63 @@ async def test_a_caller_that_is_cancelled_before_its_start_starts_nothing(
     assert [*store.started] == ["a"]
 
 
-async def test_what_a_cancelled_caller_left_on_its_way_is_waited_for(
+async def test_what_cancelled_callers_left_on_its_way_is_waited_for(
     ledger: TurnLedger, store: FakeStore
 ) -> None:
     ledger.model_call("", "question").hold(b"reply")
     store.gate.clear()
-    task = asyncio.create_task(ledger.tool_call(call_of("a"), making("a")))
+    calling = asyncio.create_task(together(ledger, "ab"))
     await passed()
-    task.cancel()
+    calling.cancel()
     saving = asyncio.create_task(ledger.save_held())
     await passed()
     assert not saving.done()
     store.gate.set()
     await saving
-    assert store.calls == [("start", [":question:0", "a"])]
+    assert store.calls == [("start", [":question:0", "a", "b"])]
+
+
+async def test_a_start_that_is_cancelled_alone_keeps_its_replies(
+    ledger: TurnLedger, store: FakeStore
+) -> None:
+    """Whether it was done is not known: the replies are journaled again."""
+    ledger.model_call("", "question").hold(b"reply")
+    store.gate.clear()
+    calling = asyncio.create_task(together(ledger, "a"))
+    await passed()
+    calling.cancel()
+    await passed()
+    store.gate.set()
+    await ledger.save_held()
+    assert store.calls == [("start", [":question:0", "a"]), ("journal", [":question:0"])]
+
+
+async def test_an_output_is_recorded_although_its_caller_is_cancelled(
+    ledger: TurnLedger, store: FakeStore
+) -> None:
+    """Those on their way, alone or not, and those that wait for their turn."""
+    is_made = {name: asyncio.Event() for name in "abc"}
+
+    async def call(name: str) -> ToolOutcome:
+        async def make() -> bytes:
+            await is_made[name].wait()
+            return name.encode()
+
+        return await ledger.tool_call(call_of(name), make)
+
+    calling = [asyncio.create_task(call(name)) for name in "abc"]
+    await passed()
+    store.gate.clear()
+    for name in "abc":
+        is_made[name].set()
+        await passed()
+    for each in calling:
+        each.cancel()
+    await passed()
+    store.gate.set()
+    await ledger.drained()
+    assert [each.cancelled() for each in calling] == [True] * 3
+    assert store.outputs == {name: name.encode() for name in "abc"}
 
 
 async def test_a_turn_that_is_handed_back_keeps_its_replies(

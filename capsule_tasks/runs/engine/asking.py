@@ -13,7 +13,7 @@ from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
 from capsule_tasks.runs.conversation import Conversation
 from capsule_tasks.runs.engine.deciding import settings_for
 from capsule_tasks.runs.engine.ports import TurnPorts
-from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back
+from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
 from capsule_tasks.runs.models.calling import call_model
 from capsule_tasks.runs.models.model import Model, ModelDelta, ModelReply, ModelRequest
 from capsule_tasks.runs.models.provider import default_model
@@ -60,7 +60,7 @@ async def _request(
         )
         if not isinstance(found, ModelInput):
             raise CallbackFailed("input_filter", agent.name, f"it returned {found!r:.100}")
-        items, instructions = list(found.items), found.instructions
+        items, instructions = listed("input_filter", agent, found.items), found.instructions
         seen = sha256(_encode(items)).hexdigest()
     settings = agent.model_settings
     if config.model_settings is not None:

@@ -12,9 +12,17 @@ from capsule_tasks.errors import ModelMisbehaved
 from capsule_tasks.runs.agents.agent import AfterTools, Agent, ToolResult
 from capsule_tasks.runs.approvals import PendingCall
 from capsule_tasks.runs.identity import AgentId, ToolKey
+from capsule_tasks.runs.items import call_id_of
 from capsule_tasks.runs.models.model import ModelSettings
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState
+
+_NOT_RUN_HERE = frozenset(
+    (
+        *("custom_tool_call", "computer_call", "local_shell_call", "shell_call"),
+        *("apply_patch_call", "mcp_approval_request"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ def planned(
                     raise ModelMisbehaved(f"it made two different calls with id {call.call_id!r}")
                 continue
         kept.append(item)
+    _refuse_calls_of_others(kept)
     wanted, handoff = [], None
     for call in calls.values():
         if call.tool in tools:
@@ -75,6 +84,15 @@ def planned(
             known_tools = f"The tools are: {', '.join(names)}." if names else "There are no tools."
             told[call.call_id] = f"There is no tool {call.tool.name!r}. {known_tools}"
     return Plan(kept, tuple(wanted), handoff, told, _text(kept))
+
+
+def _refuse_calls_of_others(items: Sequence[Item]) -> None:
+    """Refuse calls that neither this engine runs nor the model's server has run."""
+    answered = {call_id_of(item) for item in items if item.get("type") not in _NOT_RUN_HERE}
+    for item in items:
+        kind = item.get("type")
+        if kind in _NOT_RUN_HERE and call_id_of(item) not in answered:
+            raise ModelMisbehaved(f"it made a {kind}, which our engine does not run")
 
 
 def _call(item: Item, agent: AgentId) -> PendingCall:

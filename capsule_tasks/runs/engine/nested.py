@@ -6,8 +6,9 @@ has its state, with its items; it goes on when the outer run does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from capsule_tasks.errors import (
     GuardrailTripped,
@@ -18,26 +19,17 @@ from capsule_tasks.errors import (
 from capsule_tasks.runs.agents.outputs import output_text
 from capsule_tasks.runs.agents.tools import AgentTool
 from capsule_tasks.runs.approvals import PendingCall, RunApprovals
-from capsule_tasks.runs.conversation import Conversation, conversation_of
-from capsule_tasks.runs.engine.ends import TurnDone, TurnFailed
+from capsule_tasks.runs.conversation import conversation_of
+from capsule_tasks.runs.engine.ends import TurnFailed
 from capsule_tasks.runs.engine.ports import Output, TurnPorts
 from capsule_tasks.runs.engine.setup import RunSetup, called_back
-from capsule_tasks.runs.records import Spent
 from capsule_tasks.runs.state import RunState
 
-MakeTurn = Callable[[RunSetup, RunState, Conversation, TurnPorts], Awaitable[TurnDone]]
+if TYPE_CHECKING:
+    from capsule_tasks.runs.engine.turn import Turn
 
 TOLD = (GuardrailTripped, MaxTurnsExceeded, ModelMisbehaved)
 """The ends of an inner run that the outer model is told of; others end the outer run, too."""
-
-
-@dataclass(frozen=True)
-class InnerEnd:
-    """What came of an inner run: an output, or a state that waits for people."""
-
-    output: Output | None
-    waiting: RunState | None
-    spent: Spent
 
 
 async def run_inner(
@@ -46,11 +38,13 @@ async def run_inner(
     tool: AgentTool,
     call: PendingCall,
     ports: TurnPorts,
-    make_turn: MakeTurn,
-) -> InnerEnd:
-    """Run the agent of a tool to its end, or until it waits; from where it waited, if it did.
+    turn_of: type[Turn],
+    note: Callable[[RunState], None],
+) -> Output | None:
+    """Run the agent of a tool to its output, or until it waits for people: None.
 
-    The guardrails of the run's configuration are for the outer run alone.
+    An inner run that was cut before goes on from there; `note` gets its state after each turn,
+    also after one that was cut. The guardrails of the configuration are for the outer run alone.
     """
     book = outer.book_of(tool.agent)
     run = replace(
@@ -65,7 +59,7 @@ async def run_inner(
         try:
             given = tool.input_of(call.arguments)
         except WrongArguments as error:
-            return InnerEnd(str(error), None, Spent())
+            return str(error)
         first = book.identity(tool.agent)
         state = RunState(
             run_id=outer_state.run_id,
@@ -74,28 +68,25 @@ async def run_inner(
             input=given,
             approvals=RunApprovals(standing=outer_state.approvals.standing),
         )
-    began_with = state.total_usage()
     conversation = await conversation_of(state)
     while True:
+        turn = turn_of(run, state, conversation, ports)
         try:
-            done = await make_turn(run, state, conversation, ports)
+            done = await turn.make()
         except TurnFailed as failure:
+            note(failure.state)
             if not isinstance(failure.cause, TOLD):
                 raise failure.cause from failure
-            text = f"The agent {tool.agent.name!r} failed: {failure.cause}"
-            return InnerEnd(text, None, _since(began_with, failure.state))
-        state, conversation = done.state, done.conversation
+            return f"The agent {tool.agent.name!r} failed: {failure.cause}"
+        except BaseException:
+            note(turn.cut()[1])
+            raise
+        note(done.state)
         if done.step == "interrupted":
-            return InnerEnd(None, state, _since(began_with, state))
+            return None
         if done.step == "final":
             output = done.output
             if tool.output is not None:
                 output = await called_back("output", tool.agent, tool.output, output)
-            return InnerEnd(output_text(tool.name, output), None, _since(began_with, state))
-
-
-def _since(before: Spent, state: RunState) -> Spent:
-    """What the inner run used in this turn of the outer run, which has counted the rest."""
-    after = state.total_usage()
-    names = Spent.__struct_fields__
-    return Spent(**{name: getattr(after, name) - getattr(before, name) for name in names})
+            return output_text(tool.name, output)
+        state, conversation = done.state, done.conversation

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from capsule_tasks.errors import CallbackFailed
+from capsule_tasks.errors import CallbackFailed, InvalidSetting
 from capsule_tasks.errors.base import reason_of
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.checking import check_distinct
@@ -19,7 +19,9 @@ from capsule_tasks.runs.agents.outputs import OutputType, output_type_of
 from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
 from capsule_tasks.runs.identity import AgentGraph, AgentId, ToolKey
+from capsule_tasks.runs.items import normalized
 from capsule_tasks.runs.models.model import ToolSpec
+from capsule_tasks.runs.records import Item
 
 DEFAULT_MAX_TURNS = 10
 
@@ -124,6 +126,14 @@ async def called_back(what: str, agent: Agent, function: Callable[..., Any], *ab
     except Exception as error:
         reason = f"{type(error).__name__}: {reason_of(error)}"
         raise CallbackFailed(what, agent.name, reason) from error
+
+
+def listed(what: str, agent: Agent, found: Any) -> list[Item]:
+    """The items that a filter has returned. Raises CallbackFailed if they are none."""
+    try:
+        return normalized(found, name=what)
+    except InvalidSetting as error:
+        raise CallbackFailed(what, agent.name, str(error)) from error
 
 
 async def _is_enabled(part: Tool | AgentTool | Handoff, context: RunContext, agent: Agent) -> bool:

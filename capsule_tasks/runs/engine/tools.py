@@ -16,7 +16,7 @@ from capsule_tasks.runs.agents.outputs import output_text
 from capsule_tasks.runs.agents.tools import AgentTool, Tool
 from capsule_tasks.runs.approvals import PendingCall
 from capsule_tasks.runs.engine.guardrails import Report, tool_rejection
-from capsule_tasks.runs.engine.ports import Output, TurnPorts, key_of
+from capsule_tasks.runs.engine.ports import UNCERTAIN, Output, TurnPorts, key_of
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back
 from capsule_tasks.runs.engine.waiting import is_cancelled
 from capsule_tasks.runs.records import CodeSession
@@ -160,4 +160,4 @@ def withheld(error: BaseException) -> str | None:
         return f"This call was {what}: the guardrail {error.guardrail!r} tripped."
     if isinstance(error, ToolFailed):
         return f"The tool failed: {error.reason}"
-    return None
+    return UNCERTAIN if isinstance(error, ToolTimeout) else None

@@ -49,7 +49,7 @@ from capsule_tasks.runs.engine.ends import Step, TurnDone, TurnFailed, kind_of
 from capsule_tasks.runs.engine.guardrails import Guardrails
 from capsule_tasks.runs.engine.nested import run_inner
 from capsule_tasks.runs.engine.ports import Output, TurnPorts, key_of
-from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back
+from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
 from capsule_tasks.runs.engine.tools import ToolCaller, withheld
 from capsule_tasks.runs.engine.waiting import side_by_side
 from capsule_tasks.runs.identity import AgentId
@@ -79,8 +79,10 @@ class Turn:
     _made: list[Item] = field(default_factory=list)
     """The items of the turn so far: those of the reply, and outputs."""
     _reply: ModelReply | None = None
+    _calls: Sequence[PendingCall] = ()
+    """The calls of the turn that are made, or wait."""
     _nested: dict[str, RunState] = field(default_factory=dict)
-    """The inner runs that wait for people, by the ids of their calls."""
+    """The inner runs that are not over, by the ids of their calls."""
 
     async def make(self) -> TurnDone:
         try:
@@ -91,11 +93,19 @@ class Turn:
 
     def cut(self) -> tuple[list[Item], RunState]:
         """What a turn that was cut has to store, and the state that counts it as stored."""
-        # Outputs of calls of an earlier reply have those calls in the history.
-        made = self._made if self.state.calls else without_orphans(self._made)
+        nested = dict(self._nested)
+        made = self._made
+        if self._reply is not None:  # else the calls are those of an earlier reply, and stay
+            for call_id, inner in self._nested.items():
+                if not _has_outputs(inner):
+                    self.state = self.state.with_usage(self.state.agent, inner.total_usage())
+                    del nested[call_id]
+            made = without_orphans(made, pending=nested)
         conversation, items = self._with_items(made)
         answered = [each["call_id"] for each in made if each.get("type") == _OUTPUT]
-        state = conversation.in_state(self.state.without_calls(answered))
+        state = self.state.with_calls(call for call in self._calls if call.call_id in nested)
+        state = replace(state, nested=state.nested | nested).without_calls(answered)
+        state = conversation.in_state(state)
         if state.turn == 0:
             # The guardrails of the input run again, should the run go on from here.
             state = replace(state, input=self.state.input)
@@ -172,6 +182,7 @@ class Turn:
         of_tools = [call for call in calls if call is not handoff]
         wanted = of_tools if known else await self._looked_at(able, of_tools, outputs)
         ready, waiting = self._decided(able, wanted, outputs)
+        self._calls = wanted
         error = await self._called(able, ready, outputs)
         for call_id in dict.fromkeys((*(call.call_id for call in calls), *told)):
             if call_id in outputs:
@@ -263,11 +274,14 @@ class Turn:
         caller = self._caller(able)
         if not isinstance(tool, AgentTool):
             return await caller.output_of(tool, call)
-        inner = await run_inner(self.run, self.state, tool, call, self.ports, make_turn)
-        self.state = self.state.with_usage(able.identity, inner.spent)
-        if inner.waiting is not None:
-            self._nested[call.call_id] = inner.waiting
-        return inner.output
+
+        def note(inner: RunState) -> None:
+            self._nested[call.call_id] = inner
+
+        output = await run_inner(self.run, self.state, tool, call, self.ports, Turn, note)
+        if output is not None and (inner := self._nested.pop(call.call_id, None)) is not None:
+            self.state = self.state.with_usage(able.identity, inner.total_usage())
+        return output
 
     # --- after the calls -------------------------------------------------------------------------
 
@@ -311,7 +325,7 @@ class Turn:
         earlier = self.conversation.view
         about_turn = HandoffInput(earlier, list(self._made), call.arguments)
         items = await called_back("the filter of a handoff", agent, rule, about_turn)
-        view = done.conversation.with_view(items)
+        view = done.conversation.with_view(listed("the filter of a handoff", agent, items))
         return changed(done, state=view.in_state(done.state), conversation=view)
 
     # --- the end of the turn ---------------------------------------------------------------------
@@ -395,6 +409,11 @@ class Turn:
         if self.ports.is_watched:
             for item in items:
                 self.ports.publish("item", agent.name, item)
+
+
+def _has_outputs(inner: RunState) -> bool:
+    """Whether tools were called within an inner run, so that it must not begin again."""
+    return bool(inner.nested) or any(each.get("type") == _OUTPUT for each in inner.held_items)
 
 
 def _is_handoff(able: Abilities, call: PendingCall) -> bool:

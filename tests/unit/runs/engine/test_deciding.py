@@ -52,12 +52,19 @@ def test_the_same_call_twice_is_one_call() -> None:
         [{"type": "function_call", "name": "look", "arguments": "{}", "call_id": 7}],
         [{"type": "function_call", "name": None, "arguments": "{}", "call_id": "c1"}],
         [{"type": "function_call", "name": "look", "arguments": {}, "call_id": "c1"}],
+        [{"type": "shell_call", "call_id": "s1"}],
+        [{"type": "mcp_approval_request", "id": "m1"}],
     ],
-    ids=["two calls", "no id", "empty id", "number", "no name", "no text"],
+    ids=["two calls", "no id", "empty id", "number", "no name", "no text", "shell", "hosted"],
 )
 def test_calls_that_cannot_be_answered_are_refused(items: list[Any]) -> None:
     with pytest.raises(ModelMisbehaved):
         plan(*items)
+
+
+def test_calls_that_the_server_has_run_are_done() -> None:
+    shell = {"type": "shell_call", "call_id": "s1"}
+    assert plan(shell, {"type": "shell_call_output", "call_id": "s1"}, says("a")).is_final
 
 
 def test_unknown_tools_and_second_handoffs_are_told() -> None:

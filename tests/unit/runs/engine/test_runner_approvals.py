@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.errors import CallChanged, RunStopped
+from capsule_tasks.errors import CallbackFailed, CallChanged, ModelFailed, RunStopped
 from capsule_tasks.runs import RunState
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import ToolContext
@@ -192,6 +192,18 @@ async def test_the_tool_choice_is_reset_after_a_resume_too() -> None:
     assert choices == ["required", None]
 
 
+async def test_what_a_resumed_turn_has_done_is_stored_though_it_fails_then() -> None:
+    shop = Shop([PAY, LOOK])
+    shop.agent.after_tools = lambda _run, _results: 1 // 0
+    first = await Runner.run(shop.agent, "hi", session=shop.session)
+    with pytest.raises(CallbackFailed) as caught:
+        await Runner.run(shop.agent, copied(first.state).approve("c1"), session=shop.session)
+    assert spelled(shop.session.items)[-1] == "output c1 paid 5"
+    shop.model = shop.agent.model = ScriptedModel(["done"])
+    last = await Runner.run(shop.agent, copied(caught.value.state), session=shop.session)
+    assert (last.final_output, shop.paid) == ("done", [5])
+
+
 # --- agents as tools -----------------------------------------------------------------------------
 
 
@@ -227,6 +239,47 @@ async def test_an_agent_as_a_tool_that_needs_an_approval_itself() -> None:
     assert [call.call_id for call in second.interruptions] == ["c1"]
     last = await Runner.run(agent, copied(second.state).approve("c1"), session=session)
     assert (last.final_output, shop.paid) == ("outer done", [5])
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_inner_run_that_fails_or_is_resumed_makes_no_call_again(mode: Mode) -> None:
+    shop = Shop(LOOK, PAY, OSError("down"), "inner done")
+    outer = ScriptedModel([[calls("shop", {"input": "buy"}, "o1")], "outer done"])
+    agent = Agent(name="Boss", model=outer, tools=[shop.agent.as_tool()])
+    session = MemorySession()
+    first = (await mode.run(agent, "hi", session=session)).result
+    state = copied(first.state).approve("c1")
+    failed = (await mode.run(agent, state, session=session)).error
+    assert isinstance(failed, ModelFailed)
+    assert failed.state.total_usage().requests == 3
+    last = (await mode.run(agent, copied(failed.state), session=session)).result
+    assert (last.final_output, shop.paid, shop.looks) == ("outer done", [5], 1)
+    assert spelled(session.items) == [
+        *("user hi", "call o1", "output o1 inner done", "says outer done")
+    ]
+    assert last.usage.requests == 5
+
+
+async def test_an_inner_run_that_has_called_tools_is_not_begun_again() -> None:
+    shop = Shop(LOOK, OSError("down"), "inner done")
+    outer = ScriptedModel([[calls("shop", {"input": "buy"}, "o1"), LOOK], "outer done"])
+    agent = Agent(name="Boss", model=outer, tools=[shop.agent.as_tool(), *shop.agent.tools[1:]])
+    session = MemorySession()
+    with pytest.raises(ModelFailed) as caught:
+        await Runner.run(agent, "hi", session=session)
+    assert spelled(session.items) == ["user hi", "call o1", "call c3", "output c3 seen"]
+    last = await Runner.run(agent, copied(caught.value.state), session=session)
+    assert (last.final_output, shop.looks) == ("outer done", 2)
+    assert spelled(session.items)[4:] == ["output o1 inner done", "says outer done"]
+
+
+async def test_standing_decisions_hold_in_later_runs_of_an_agent_used_as_a_tool() -> None:
+    shop = Shop(PAY, "one", PAY_MORE, "two")
+    outer = ScriptedModel([calls("shop", {"input": each}, each) for each in ("o1", "o2")] + ["ok"])
+    agent = Agent(name="Boss", model=outer, tools=[shop.agent.as_tool()])
+    first = await Runner.run(agent, "hi")
+    last = await Runner.run(agent, copied(first.state).approve("c1", always=True))
+    assert (last.final_output, shop.paid) == ("ok", [5, 9])
 
 
 async def test_the_failures_of_an_inner_run_are_told_or_end_the_run() -> None:

@@ -46,7 +46,7 @@ class OpenAIChat(OpenAIModel):
 
     async def get_response(self, request: ModelRequest) -> ModelReply:
         arguments = request_arguments(self.name, request)
-        call = self._clients.current().chat.completions.with_raw_response.create
+        call = (await self._clients.current()).chat.completions.with_raw_response.create
         reply, request_id = await whole_reply(self.name, call, arguments)
         if error := reply.get("error"):
             raise failure_of_reply(self.name, error.get("code"), error.get("message"))
@@ -60,7 +60,7 @@ class OpenAIChat(OpenAIModel):
     ) -> AsyncIterator[ModelDelta | ModelReply]:
         arguments = request_arguments(self.name, request)
         arguments["stream_options"] = {"include_usage": True}
-        call = self._clients.current().chat.completions.with_raw_response.create
+        call = (await self._clients.current()).chat.completions.with_raw_response.create
         whole = StreamedChoice()
         async with aclosing(streamed_reply(self.name, call, arguments)) as chunks:
             async for chunk, request_id in chunks:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import math
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
     from openai import AsyncOpenAI
 
+    _Lifetime = AsyncGenerator[AsyncOpenAI, None]
+
 _RETRYABLE_CODES = frozenset({"server_error", "rate_limit_exceeded", "vector_store_timeout"})
 """Codes of errors within a reply, whose HTTP status says nothing."""
 
@@ -35,8 +36,9 @@ Call = Callable[..., Awaitable[Any]]
 class OpenAIClients:
     """A client of one server for each event loop that asks, as connections belong to a loop.
 
-    A client that is given stays open, and serves all loops. Retries of the client itself are off:
-    `calling` makes them, and tells those who watch a stream.
+    A loop that ends closes its client, as `asyncio.run` does. A client that is given stays open,
+    and serves all loops. Retries of the client itself are off: `calling` makes them, and tells
+    those who watch a stream.
     """
 
     def __init__(
@@ -52,31 +54,34 @@ class OpenAIClients:
             raise InvalidSetting("base_url or api_key", base_url or "***", must)
         self._given = client.with_options(max_retries=0) if client is not None else None
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": api_key}
-        self._of_loops: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
-        self._lock = threading.Lock()
+        self._of_loops: dict[asyncio.AbstractEventLoop, tuple[AsyncOpenAI, _Lifetime]] = {}
 
-    def current(self) -> AsyncOpenAI:
+    async def current(self) -> AsyncOpenAI:
         """The client of the running event loop; it is made when it is first asked for."""
         if self._given is not None:
             return self._given
         loop = asyncio.get_running_loop()
-        if (client := self._of_loops.get(loop)) is None:
-            client = _client_class()(max_retries=0, **self._options)
-            with self._lock:
-                for ended in [each for each in self._of_loops if each.is_closed()]:
-                    del self._of_loops[ended]
-                self._of_loops[loop] = client
-        return client
+        if loop not in self._of_loops:
+            lifetime = self._opened(loop)
+            self._of_loops[loop] = await anext(lifetime), lifetime
+        return self._of_loops[loop][0]
+
+    async def _opened(self, loop: asyncio.AbstractEventLoop) -> _Lifetime:
+        # An event loop closes its async generators when it shuts down. Nothing else would tell us:
+        # the connections of a client that is freed later could not be closed any more.
+        try:
+            async with _client_class()(max_retries=0, **self._options) as client:
+                yield client
+        finally:
+            self._of_loops.pop(loop, None)
 
     async def aclose(self) -> None:
         """Close the client that was made for the running event loop; another call makes a new one.
 
         A client that was given stays open.
         """
-        with self._lock:
-            client = self._of_loops.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
+        if (opened := self._of_loops.get(asyncio.get_running_loop())) is not None:
+            await opened[1].aclose()
 
 
 class OpenAIModel:

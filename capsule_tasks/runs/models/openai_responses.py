@@ -50,7 +50,7 @@ class OpenAIResponses(OpenAIModel):
     """
 
     async def get_response(self, request: ModelRequest) -> ModelReply:
-        call = self._clients.current().responses.with_raw_response.create
+        call = (await self._clients.current()).responses.with_raw_response.create
         arguments = request_arguments(self.name, request)
         reply, request_id = await whole_reply(self.name, call, arguments)
         return reply_of(self.name, reply, request_id)
@@ -58,7 +58,7 @@ class OpenAIResponses(OpenAIModel):
     async def stream_response(
         self, request: ModelRequest
     ) -> AsyncIterator[ModelDelta | ModelReply]:
-        call = self._clients.current().responses.with_raw_response.create
+        call = (await self._clients.current()).responses.with_raw_response.create
         arguments = request_arguments(self.name, request)
         call_ids: dict[Any, str] = {}
         async with aclosing(streamed_reply(self.name, call, arguments)) as events:
@@ -81,7 +81,7 @@ class OpenAIResponses(OpenAIModel):
         """The items that the server puts in place of these ones, or of a stored response and all
         before it. Raises ModelFailed; nothing is tried again.
         """
-        call = self._clients.current().responses.with_raw_response.compact
+        call = (await self._clients.current()).responses.with_raw_response.compact
         given = {
             "input": list(items) or None,
             "instructions": instructions,

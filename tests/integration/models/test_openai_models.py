@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.errors import ModelFailed
+from capsule_tasks.runs import Agent, Runner, function_tool
 from capsule_tasks.runs.models.calling import call_model
 from capsule_tasks.runs.models.model import (
     Model,
@@ -379,6 +380,39 @@ async def test_a_server_that_is_not_there_may_come_back() -> None:
     assert raised.value.is_retryable
 
 
+# --- an agent ------------------------------------------------------------------------------------
+
+
+@function_tool
+async def look(where: str) -> str:
+    """Look somewhere."""
+    return f"a cat {where}"
+
+
+@each_api
+async def test_an_agent_calls_its_tool_and_begins_a_cut_reply_again(
+    kind: Kind, server: ResponsesServer
+) -> None:
+    text = "it is a cat, and it is asleep"
+    server.add([LOOK], Reply([says(text)], cut_after=5), says(text))
+    seen: list[str] = []
+    async with opened(kind, server) as model:
+        settings = ModelSettings(retries=ModelRetries(pause_s=0))
+        agent = Agent(name="a", model=model, tools=[look], model_settings=settings)
+        stream = Runner.run_streamed(agent, "What is there?")
+        async for event in stream.events():
+            if event.kind == "attempt_discarded":
+                seen.clear()
+            elif event.kind == "text_delta":
+                seen.append(event.data["text"])
+    assert "".join(seen) == stream.final_output == text
+    assert stream.usage.input_tokens == 20
+    sent = server.requests[-1].body
+    told = str(sent["input"] if kind is OpenAIResponses else sent["messages"])
+    assert "a cat under the table" in told
+    assert server.requests[1].body == sent
+
+
 # --- clients and names ---------------------------------------------------------------------------
 
 
@@ -404,20 +438,30 @@ async def test_names_share_one_connection_and_the_environment_says_where(
     ]
 
 
-def test_each_event_loop_has_a_client_and_closes_it(server: ResponsesServer) -> None:
-    server.add(*map(says, ("one", "two", "three")))
+def test_each_event_loop_has_a_client_and_closes_it_at_its_end(server: ResponsesServer) -> None:
+    server.add(*map(says, ("one", "two", "three", "four")))
     models = OpenAIModels(base_url=server.url, api_key=KEY)
 
     async def run(times: int) -> None:
         for _ in range(times):
             await ask(models("gpt-5"), is_streamed=False)
-        await models.aclose()
-        await models.aclose()
 
     asyncio.run(run(2))
     asyncio.run(run(1))
     assert server.connections == 2
     server.wait_until(lambda: server.open_connections == 0)
+    assert Runner.run_sync(Agent(name="a", model=models("gpt-5")), "hi").final_output == "four"
+    server.wait_until(lambda: server.open_connections == 0)
+
+
+async def test_a_client_that_was_closed_is_made_anew(server: ResponsesServer) -> None:
+    server.add(says("one"), says("two"))
+    models = OpenAIModels(base_url=server.url, api_key=KEY)
+    for _ in range(2):
+        await ask(models("gpt-5"), is_streamed=False)
+        await models.aclose()
+        await models.aclose()
+    assert server.connections == 2
 
 
 async def test_a_client_that_is_given_stays_open_and_its_retries_are_off(

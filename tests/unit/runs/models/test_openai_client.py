@@ -76,7 +76,7 @@ async def test_without_the_extra_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ImportError, match=r"pip install 'capsule-tasks\[openai\]'"):
-        OpenAIClients().current()
+        await OpenAIClients().current()
 
 
 def test_a_client_and_a_place_are_not_given_together() -> None:

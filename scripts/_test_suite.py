@@ -1,7 +1,7 @@
 """The parts of scripts/test: each with a section on the screen and a line in the result.
 
 The static checks run at the same time. Tests run after them, several at a time. Chaos and soak
-tests, which would take the machine from the others, run last, one at a time. Tests that fail run
+tests, which would take the machine from the others, run last, two at a time. Tests that fail run
 once more, alone: one that then passes is unsteady, a defect to mend, and is named in the result.
 The closing line counts the tests of all parts.
 """
@@ -21,8 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 HEAVY = "(chaos or soak)"
+HEAVY_PATHS = ("tests/chaos", "tests/acceptance/test_many_tasks.py")
+"""Where they are: to collect all others too would take longer than most of them."""
 PROCESSES = 3
 """More than the two cores that CI has: most tests wait for other processes."""
+HEAVY_PROCESSES = 2
 BIN = Path(sys.executable).parent
 TESTS_FAILED = 1  # pytest's exit code
 INTERRUPTED = 130
@@ -86,12 +89,13 @@ def test_parts(python: str, scope: Scope) -> Iterator[Part]:
     pytest = ["timeout", "--foreground", "--signal=INT", "--kill-after=30", str(scope.part_limit_s)]
     pytest += [python, "-m", "pytest", "-o", f"faulthandler_timeout={scope.test_limit_s}"]
     again = (*pytest, "--last-failed", "--last-failed-no-failures=none")
-    for name, marked, options in (
-        ("tests", f"not {HEAVY}", ["-n", str(PROCESSES), "--dist=worksteal"]),
-        ("chaos", HEAVY, []),
+    for name, marked, processes, paths in (
+        ("tests", f"not {HEAVY}", PROCESSES, ()),
+        ("chaos", HEAVY, HEAVY_PROCESSES, HEAVY_PATHS),
     ):
-        chosen = ("-m", f"{marked}{scope.skipped}")
-        yield Part(f"{name} {version}", [*pytest, *options, *chosen], again=(*again, *chosen))
+        chosen = ("-m", f"{marked}{scope.skipped}", *paths)
+        together = ("-n", str(processes), "--dist=worksteal")
+        yield Part(f"{name} {version}", [*pytest, *together, *chosen], again=(*again, *chosen))
 
 
 def run_live(part: Part, env: Mapping[str, str]) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from scripts import _clean_run
 from scripts._latest import differences, requirements
-from scripts._test_suite import Outcome, Part, result, run_live
+from scripts._test_suite import HEAVY_PATHS, Outcome, Part, result, run_live
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,19 @@ def test_an_environment_with_a_copy_of_the_checkout_is_not_up_to_date(tmp_path: 
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 1
     (packages / "_editable_impl_capsule_tasks.pth").touch()
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+# --- chaos and soak tests ------------------------------------------------------------------------
+
+
+def test_all_chaos_and_soak_tests_are_collected() -> None:
+    tests = {
+        path.relative_to(ROOT)
+        for path in ROOT.glob("tests/**/*.py")
+        if re.search(r"mark\.(chaos|soak)\b", path.read_text())
+    }
+    assert [path for path in tests if not any(map(path.is_relative_to, HEAVY_PATHS))] == []
+    assert len(tests) > 10
 
 
 # --- tests that failed once ----------------------------------------------------------------------

@@ -16,6 +16,17 @@ from capsule_tasks.client.runs.info import RunInfo, WaitingCall
 from capsule_tasks.protocol.messages import Output, RunEvent
 from capsule_tasks.sessions.console.commands import table
 
+_NAMES = {
+    "message": "message_output_created",
+    "function_call": "tool_called",
+    "function_call_output": "tool_output",
+}
+"""Types of items, and the names under which openai-agents tells of them."""
+_HIDDEN = (
+    *("arguments_delta", "reasoning_delta", "refusal_delta", "tool_started", "usage"),
+    *("raw_response_event", "run_parked"),
+)
+"""Events of a run that other events tell, too; `waits` tells what a parked run waits for."""
 _MOST_SHOWN = 500
 """Characters of the arguments or the output of a call in the events of a run."""
 
@@ -99,19 +110,20 @@ class RunPrinter:
             self._printer.line(f"-- {message.dropped_events} events were dropped here")
         data = message.data if isinstance(message.data, dict) else {}
         match message.kind:
-            case "raw_response_event":
-                if data.get("type") == "response.output_text.delta":
-                    self._say(event, str(data.get("delta", "")))
-                    self._is_streamed = True
+            case "raw_response_event" if data.get("type") == "response.output_text.delta":
+                self._say_piece(event, data.get("delta"))
+            case "text_delta":
+                self._say_piece(event, data.get("text"))
             case "run_item_stream_event":
-                self._show_item(event, message.agent, data)
-            case "turn":
-                self._printer.line(f"-- turn {data.get('turn')}: {data.get('status')}")
-            case "run_parked":
-                pass  # `waits` tells what it waits for, if it still does
-            case _:
-                agent = f": {cleaned(message.agent)}" if message.agent else ""
-                self._printer.line(f"-- {cleaned(message.kind)}{agent}")
+                found = data.get("item")
+                item: dict[str, Any] = found if isinstance(found, dict) else {}
+                self._show_item(event, message.agent, str(data.get("name")), item)
+            case "item":
+                kind = str(data.get("type", "message"))
+                self._show_item(event, message.agent, _NAMES.get(kind, kind), data)
+            case kind:
+                for line in _lines(kind, message.agent, data):
+                    self._printer.line(f"-- {cleaned(line)}")
 
     def waits(self, info: RunInfo, command: Callable[..., str]) -> None:
         """Print the calls that a run waits for, each with the commands that answer it."""
@@ -121,11 +133,9 @@ class RunPrinter:
             for word in words:
                 self._printer.line(f"-- {command('runs', word, info.run_id, call.call_id)}")
 
-    def _show_item(self, event: Event, agent: str, data: dict[str, Any]) -> None:
-        found = data.get("item")
-        item: dict[str, Any] = found if isinstance(found, dict) else {}
-        about = cleaned(str(item.get("call_id") or item.get("id") or ""))
-        match data.get("name"):
+    def _show_item(self, event: Event, agent: str, kind: str, item: dict[str, Any]) -> None:
+        about = _about(item)
+        match kind:
             case "message_output_created":
                 if not self._is_streamed:
                     self._say(event, _text_of(item))
@@ -140,12 +150,46 @@ class RunPrinter:
             case "tool_output":
                 output = cleaned(_shortened(_plain(item.get("output"))))
                 self._printer.line(f"-- {about} returned {output}")
+            case "reasoning":
+                pass
             case name:
-                self._printer.line(f"-- {cleaned(str(name))} of {cleaned(agent)}")
+                self._printer.line(f"-- {cleaned(name)} of {cleaned(agent)}")
+
+    def _say_piece(self, event: Event, text: Any) -> None:
+        self._say(event, str(text or ""))
+        self._is_streamed = True
 
     def _say(self, event: Event, text: str) -> None:
         if text:
             self._printer.show(replace(event, message=Output(stream="stdout", data=text)))
+
+
+def _lines(kind: str, agent: str, data: dict[str, Any]) -> list[str]:
+    """The lines that tell of an event; none for one that other events tell, too."""
+    about = _about(data)
+    match kind:
+        case "turn":
+            return [f"turn {data.get('turn')}: {data.get('status')}"]
+        case "guardrail":
+            has_tripped = data.get("tripped") or data.get("behavior", "allow") != "allow"
+            return [f"guardrail {data.get('name')} tripped"] if has_tripped else []
+        case "attempt_discarded":
+            return [f"{agent} begins its reply again"]
+        case "tool_execution":
+            return [f"{about} is execution {data.get('execution')}"]
+        case "tool_text":
+            return [f"{about}: {line}" for line in str(data.get("text", "")).splitlines()]
+        case "tool_progress":
+            total = f" of {data['total']:g}" if data.get("total") is not None else ""
+            return [f"{about}: {data.get('done', 0):g}{total} {data.get('note', '')}".rstrip()]
+    if kind in _HIDDEN:
+        return []
+    return [f"{kind}: {agent}" if agent else kind]
+
+
+def _about(data: dict[str, Any]) -> str:
+    """The id of the call, or of the item, that something is about."""
+    return cleaned(str(data.get("call_id") or data.get("id") or ""))
 
 
 def _text_of(item: dict[str, Any]) -> str:

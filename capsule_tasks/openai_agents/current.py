@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -120,10 +120,3 @@ async def _usable(making: Awaitable[Any]) -> Any:
         return sendable(output) if isinstance(output, str) else output
     except (SystemExit, KeyboardInterrupt) as exit_:
         raise RuntimeError(f"the tool raised {exit_!r}") from exit_
-
-
-def lookup(
-    policies: Mapping[str, OnUncertain], default: OnUncertain
-) -> Callable[[str], OnUncertain]:
-    """The policy of each tool, by its `ToolKey.text`."""
-    return lambda tool: policies.get(tool, default)

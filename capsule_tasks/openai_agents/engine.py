@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from agents import (
@@ -37,9 +37,10 @@ from pydantic import TypeAdapter
 
 from capsule_tasks.durable import OnUncertain, RunFailure, TurnEnd, TurnWork
 from capsule_tasks.durable.inputs import INPUT_SCHEMA, first_snapshot, input_of
+from capsule_tasks.durable.policies import policies
 from capsule_tasks.errors import InvalidRunState, InvalidSetting
 from capsule_tasks.openai_agents import outputs
-from capsule_tasks.openai_agents.current import Causes, CurrentTurn, lookup, working_for
+from capsule_tasks.openai_agents.current import Causes, CurrentTurn, working_for
 from capsule_tasks.openai_agents.events import Publisher
 from capsule_tasks.openai_agents.graph import agents_of, prepare
 from capsule_tasks.openai_agents.hooks import QuietRunHooks, starts_hidden_of
@@ -118,7 +119,7 @@ class OpenAIEngine:
         self._error_handlers = error_handlers
         self._serializer = context_serializer
         self._deserializer = context_deserializer
-        self._on_uncertain = _policies(on_uncertain)
+        self._on_uncertain = policies(on_uncertain)
         self._limits: dict[str, Any] = {"limits": limits}
         if isinstance(limits, Mapping):
             check_tools("limits", limits)
@@ -298,17 +299,6 @@ def _lasting(given: RunConfig | None) -> RunConfig:
     if not isinstance(provider, JournalingProvider):
         provider = JournalingProvider(provider)
     return dataclasses.replace(config, model=model, model_provider=provider)
-
-
-def _policies(given: Any) -> Callable[[str], OnUncertain]:
-    allowed = get_args(OnUncertain)
-    policies = given if isinstance(given, Mapping) else {}
-    default: OnUncertain = "park" if isinstance(given, Mapping) else given
-    for value in (default, *policies.values()):
-        if value not in allowed:
-            raise InvalidSetting("on_uncertain", value, f"one of {', '.join(allowed)}")
-    check_tools("on_uncertain", policies)
-    return lookup(policies, default)
 
 
 def _agent_that_goes_on(given: Any) -> Any:

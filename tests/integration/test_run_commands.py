@@ -244,6 +244,52 @@ def test_a_tail_shows_what_the_agent_says_and_does(app: Celery, stage: Stage) ->
     assert lines[1]["data"]["item"]["name"] == "look"
 
 
+def test_a_tail_shows_agents_of_our_own_engine(app: Celery, stage: Stage) -> None:
+    def event(kind: str, /, **data: Any) -> RunEvent:
+        return RunEvent.of(kind, "helper", data)
+
+    run = stage(ended, result="Done.")
+    of_call = {"tool": "bare:look", "call_id": "call_1"}
+    says = {"type": "message", "role": "assistant"}
+    events = [
+        RunEvent.of("agent", "helper"),
+        event("text_delta", text="Let"),
+        event("attempt_discarded", why="lost"),
+        event("reasoning_delta", text="hm"),
+        event("item", type="reasoning", id="rs_1"),
+        event("item", type="function_call", name="look", arguments="{}", call_id="call_1"),
+        event("tool_started", **of_call, arguments="{}"),
+        event("tool_execution", **of_call, execution="e1"),
+        event("tool_text", **of_call, text="one\ntwo\x1b[2J\n"),
+        event("tool_progress", **of_call, done=1.0, total=2.0, note="half"),
+        event("tool_progress", **of_call, done=2.0, total=None, note=""),
+        event("item", type="function_call_output", output="an order", call_id="call_1"),
+        event("usage", requests=1),
+        event("guardrail", kind="output", name="quiet", tripped=False),
+        event("guardrail", kind="output", name="polite", tripped=True),
+        event("text_delta", text="Done."),
+        event("item", **says, content=[{"type": "output_text", "text": "Done."}]),
+        event("item", **says, content=[{"type": "output_text", "text": "More."}]),
+        Ended(outcome=Outcome.SUCCEEDED, result_text="'Done.'"),
+    ]
+    published(app, run, *events, state="ended")
+    done = invoked(app, "tail", run.id)
+    assert (done.exit_code, done.stdout) == (0, "Let\nDone.\nMore.\n")
+    assert done.stderr.splitlines()[1:] == [
+        "-- agent: helper",
+        "-- helper begins its reply again",
+        "-- helper calls look {}: call_1",
+        "-- call_1 is execution e1",
+        "-- call_1: one",
+        "-- call_1: two",
+        "-- call_1: 1 of 2 half",
+        "-- call_1: 2",
+        "-- call_1 returned an order",
+        "-- guardrail polite tripped",
+        "-- succeeded: 'Done.'",
+    ]
+
+
 def test_a_tail_says_what_a_run_waits_for_and_how_to_answer(app: Celery, stage: Stage) -> None:
     run = stage(parked, asks("call_1"))
     published(app, run, AttemptEnded(outcome="parked"), state="waiting")

@@ -19,6 +19,7 @@ from capsule_tasks.durable import INPUT_SCHEMA, Engine, first_snapshot
 from capsule_tasks.durable.settling import SETTLE
 from capsule_tasks.errors import AgentNotRegistered, CodeNotRun, InvalidSetting
 from capsule_tasks.runs import ToolKey
+from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.identity import ToolKind
 from capsule_tasks.settings import PositiveSeconds, check_value
 from capsule_tasks.storage.runs.types import Status
@@ -50,10 +51,10 @@ class Runs:
     ) -> Engine:
         """Give an agent a name by which its runs are started; the engine that drives them.
 
-        `agent` is an Agent of openai-agents, with `options` of `OpenAIEngine` (`run_config`,
-        `on_uncertain`, `limits`, `hooks`, `max_turns`, …), or an `Engine`. A turn that takes longer
-        than `turn_timeout_s` fails its run. Do this where the app is made, so that workers do it
-        too.
+        `agent` is an Agent of `capsule_tasks`, with `options` of `AgentEngine` (`run_config`,
+        `on_uncertain`, `limits`, `max_turns`, …); an Agent of openai-agents, with those of
+        `OpenAIEngine`; or an `Engine`. A turn that takes longer than `turn_timeout_s` fails its
+        run. Do this where the app is made, so that workers do it too.
         """
         check_id("name", name)
         check_value("turn_timeout_s", turn_timeout_s, OptionalSeconds)
@@ -224,9 +225,14 @@ def _engine_of(agent: Any, options: dict[str, Any]) -> Engine:
         if options:
             raise TypeError(f"an Engine takes no options, and was given {', '.join(options)}")
         return agent
+    if isinstance(agent, Agent):
+        from capsule_tasks.durable.agent_engine import AgentEngine  # noqa: PLC0415  when needed
+
+        return AgentEngine(agent, **options)
     try:
         from capsule_tasks.openai_agents import OpenAIEngine  # noqa: PLC0415  an extra
     except ImportError as fault:
-        must = f"an Engine; agents of openai-agents need the extra `openai-agents` ({fault})"
+        ours = "an Agent of capsule_tasks, or an Engine"
+        must = f"{ours}; agents of openai-agents need the extra `openai-agents` ({fault})"
         raise InvalidSetting("agent", agent, must) from fault
     return OpenAIEngine(agent, **options)

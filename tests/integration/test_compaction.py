@@ -11,8 +11,10 @@ import pytest
 
 from capsule_tasks import History, SyncHistory
 from capsule_tasks.errors import CompactionFailed, InvalidSetting, StorageUnavailable
+from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.compaction import (
     Compaction,
+    CompactionReport,
     OldItems,
     ResponsesCompactor,
     SummaryCompactor,
@@ -21,7 +23,8 @@ from capsule_tasks.runs.compaction import (
     summary_message,
 )
 from capsule_tasks.runs.compaction.compacting import Chain
-from capsule_tasks.runs.compaction.policy import RunCompaction
+from capsule_tasks.runs.compaction.of_run import CompactedHistory
+from capsule_tasks.runs.conversation import View
 from capsule_tasks.runs.models import ModelReply, ModelRequest
 from capsule_tasks.runs.records import Item, Spent
 from capsule_tasks.storage import AsyncConnections
@@ -89,12 +92,12 @@ class Answers:
 
     async def compact(
         self,
-        items: Sequence[Item],
+        items: Sequence[Item] | None,
         *,
         instructions: str | None = None,
         previous_response_id: str | None = None,
     ) -> ModelReply:
-        self.compacted.append((list(items), previous_response_id))
+        self.compacted.append((items and list(items), previous_response_id))
         made = {"type": "compaction", "id": "c", "encrypted_content": "…", "created_by": "server"}
         return ModelReply(items=[QUESTION, made], spent=SPENT)
 
@@ -196,16 +199,20 @@ async def test_a_server_compacts_items_of_a_history_that_we_own(history: History
     assert report.items == await history.get_items() == [TALK[0], stored]
 
 
-CHAIN = Chain("resp_1", len(TALK), TALK[-1])
+MODEL, OTHER = Answers(), Answers()
+CHAIN = Chain("resp_1", len(TALK), TALK[-1], MODEL)
+ALIEN = Chain("resp_1", len(TALK), TALK[-1], OTHER)
 
 
 @pytest.mark.parametrize(
     ("mode", "chain", "sent"),
     [
-        ("auto", CHAIN, ([], "resp_1")),
+        ("auto", CHAIN, (None, "resp_1")),
+        ("auto", ALIEN, (TALK, None)),
         ("auto", None, (TALK, None)),
         ("input", CHAIN, (TALK, None)),
-        ("previous_response", CHAIN, ([], "resp_1")),
+        ("previous_response", CHAIN, (None, "resp_1")),
+        ("previous_response", ALIEN, (None, "resp_1")),
         ("previous_response", None, None),
         ("previous_response", Chain("resp_1", 3, TALK[-1]), None),
         ("previous_response", Chain("resp_1", 4, user("another")), None),
@@ -214,21 +221,24 @@ CHAIN = Chain("resp_1", len(TALK), TALK[-1])
 async def test_items_or_the_id_of_a_response_are_sent_and_never_both(
     history: History, mode: Any, chain: Chain | None, sent: Any
 ) -> None:
-    model = Answers()
+    model = MODEL
+    model.compacted.clear()
     report = await compact(history, ResponsesCompactor(model, mode), chain=chain)
     assert model.compacted == ([sent] if sent else [])
     assert report.outcome == ("replaced" if sent else "waiting")
 
 
 async def test_a_chain_that_lacks_an_item_of_somebody_else_is_not_used(history: History) -> None:
-    model = Answers()
+    model = MODEL
+    model.compacted.clear()
     await history.add_items([user("from elsewhere")])
     await compact(history, ResponsesCompactor(model), chain=CHAIN)
     assert model.compacted == [([*TALK, user("from elsewhere")], None)]
 
 
 async def test_items_that_stay_are_never_within_a_chain(history: History) -> None:
-    model = Answers()
+    model = MODEL
+    model.compacted.clear()
     await compact(history, ResponsesCompactor(model), keep_last=1, chain=CHAIN)
     assert [previous for _, previous in model.compacted] == [None]
 
@@ -355,43 +365,35 @@ async def test_a_cancel_at_any_await_leaves_the_old_or_the_new_history(
 # --- within a run --------------------------------------------------------------------------------
 
 
-class Seen(list[Item]):
-    """A view, as a conversation has it."""
-
-    def since(self, start: int) -> list[Item]:
-        return self[start:]
-
-
 async def test_a_run_goes_on_whatever_becomes_of_a_compaction(history: History) -> None:
-    events: list[tuple[str, Any]] = []
+    reports: list[CompactionReport] = []
     compactor = Fixed()
-    policy = Compaction(compactor, threshold_items=4)
-    of_run = RunCompaction(policy, history, lambda *event: events.append(event))
-    assert await of_run.if_due(Seen(TALK[:3])) is None
+    config = RunConfig(compaction=Compaction(compactor, threshold_items=4))
+    assert config.compaction is not None
+    of_run = CompactedHistory(config.compaction, config, history)
+
+    async def if_due(*seen: Item) -> str | None:
+        report = await of_run.if_due(View(list(seen)), reports.append)
+        return report and report.outcome
 
     async def fail() -> None:
         raise ValueError("no")
 
+    assert await if_due(*TALK[:3]) is None
     await history.add_items([user("more"), says("and more")])
     compactor.first = fail
-    report = await of_run.if_due(Seen(TALK))
-    assert report is not None
-    assert report.outcome == "failed"
-    assert await of_run.if_due(Seen(TALK)) is None  # not in every turn
+    assert await if_due(*TALK) == "failed"
+    assert await if_due(*TALK) is None  # not in every turn
     compactor.first = history.pop_item
-    report = await of_run.if_due(Seen([*TALK, user("more")]))
-    assert report is not None
-    assert report.outcome == "conflict"
+    assert await if_due(*TALK, user("more")) == "conflict"
     compactor.first = None
-    report = await of_run.if_due(Seen([*TALK, user("more")]))
-    assert report is not None
-    assert report.is_replaced
+    assert await if_due(*TALK, user("more")) == "replaced"
     assert await history.get_items() == [SUMMARY]
-    assert await of_run.if_due(Seen([SUMMARY])) is None
-    outcomes = [data["outcome"] for kind, data in events if kind == "compaction"]
-    assert outcomes == ["failed", "conflict", "replaced"]
-    assert [data for kind, data in events if kind == "item"] == [SUMMARY]
-    assert "ValueError: no" in events[0][1]["error"]
+    assert await if_due(SUMMARY) is None
+    assert [each.outcome for each in reports] == ["failed", "conflict", "replaced"]
+    events = [dict([event]) for report in reports for event in report.events()]
+    assert "ValueError: no" in events[0]["compaction"]["error"]
+    assert events[2] == {"item": SUMMARY}
 
 
 # --- large, limited and encrypted histories ------------------------------------------------------

@@ -9,7 +9,7 @@ cancel at any moment leaves the history as it was, or, once the script ran, as i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, Literal, TypeVar
@@ -27,7 +27,7 @@ from capsule_tasks.runs.compaction.cutting import (
     size_of,
 )
 from capsule_tasks.runs.items import for_history, for_model, without_orphans
-from capsule_tasks.runs.models import ModelReply
+from capsule_tasks.runs.models import Model, ModelReply
 from capsule_tasks.runs.records import Item, Spent
 from capsule_tasks.settings import Count, check_value
 from capsule_tasks.storage import History, Snapshot, SyncHistory, Version
@@ -61,11 +61,13 @@ class CompactionReport:
     def is_replaced(self) -> bool:
         return self.outcome == "replaced"
 
-    def as_event(self) -> dict[str, Any]:
-        """The data of the event `compaction`; its items have events of their own."""
+    def events(self) -> Iterator[tuple[str, Any]]:
+        """The kinds and the data of the events of a run: its new items, and what came of it."""
+        for item in self.items:
+            yield "item", item
         names = ("outcome", "replaced_items", "bytes_before", "bytes_after", "error")
-        found = {name: getattr(self, name) for name in names if getattr(self, name)}
-        return {**found, "spent": msgspec.to_builtins(self.spent)}
+        found = {name: value for name in names if (value := getattr(self, name))}
+        yield "compaction", found | {"spent": msgspec.to_builtins(self.spent)}
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,12 @@ class Chain:
     items: int
     """How many items the history then had."""
     last: Item
-    """The last of them."""
+    """The last of them, in the form for models."""
+    model: Model | None = None
+    """The model that gave it; only its server knows the response."""
 
     def is_of(self, items: Sequence[Item]) -> bool:
-        return len(items) == self.items and items[-1] == self.last
+        return len(items) == self.items and for_model(items[-1:]) == [self.last]
 
 
 async def compact(
@@ -156,9 +160,12 @@ def _planned(snapshot: Snapshot, keep_last: int, chain: Chain | None) -> _Plan |
     if found is None:
         return CompactionReport(outcome="nothing")
     is_whole = found.stop == len(items) and not found.waiting
-    is_stored = chain is not None and is_whole and chain.is_of(items)
-    response_id = chain.response_id if chain is not None and is_stored else None
-    old = OldItems(for_model(without_orphans(found.old)), response_id)
+    known = chain if chain is not None and is_whole and chain.is_of(items) else None
+    old = OldItems(
+        for_model(without_orphans(found.old)),
+        response_id=known.response_id if known else None,
+        model=known.model if known else None,
+    )
     return _Plan(found, old, _version_until(snapshot, found.stop))
 
 

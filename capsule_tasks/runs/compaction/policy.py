@@ -1,33 +1,17 @@
-"""When the history of a run is compacted: the policy, and what one run does with it.
-
-A run is compacted between two turns, or at its end, when its items are stored and none of its tool
-calls waits. A compaction that fails is no failure of the run: the history is as it was, and the
-next turns try it again.
-"""
+"""When the history of a run is compacted."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.errors.base import reason_of
-from capsule_tasks.runs.compaction.compacting import (
-    Chain,
-    CompactionReport,
-    check_history,
-    compact,
-    kept_by,
-)
+from capsule_tasks.runs.compaction.compacting import CompactionReport, kept_by
 from capsule_tasks.runs.compaction.compactors import Compactor
 from capsule_tasks.runs.compaction.cutting import since_compaction, size_of
 from capsule_tasks.runs.records import Item
 from capsule_tasks.settings import Count, check_value
-from capsule_tasks.storage import History, SyncHistory
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,47 +87,3 @@ class CompactionWatch:
         if report.outcome not in ("conflict", "waiting"):
             count = len(seen) - self._start
             self._not_before = count + max(1, count // 4)
-
-
-class RunCompaction:
-    """Compacts the history of one run, in the process that makes its turns."""
-
-    def __init__(
-        self,
-        policy: Compaction,
-        history: History | SyncHistory,
-        publish: Callable[[str, Any], None],
-    ) -> None:
-        """`publish(kind, data)` shows an event to those who watch the run."""
-        check_history(history)
-        self._policy, self._history, self._publish = policy, history, publish
-        self._watch = CompactionWatch(policy)
-        self._seen: Seen | None = None
-
-    async def if_due(self, seen: Seen, chain: Chain | None = None) -> CompactionReport | None:
-        """Compact the history if that is due; None if it is not.
-
-        After a report that `is_replaced`, the view has to be made again of the history. What the
-        compactor used counts in any case.
-        """
-        if self._seen is None:
-            self._watch.restart(seen)
-        self._seen = seen
-        try:
-            if not self._watch.is_due(seen):
-                return None
-            report = await compact(
-                self._history, self._policy.compactor, keep_last=self._policy.keep_last, chain=chain
-            )
-        except Exception as error:  # noqa: BLE001  the run goes on, whatever the compactor raises
-            reason = f"{type(error).__name__}: {reason_of(error)}"
-            logger.warning("history %r was not compacted: %s", self._history.session_id, reason)
-            report = CompactionReport(outcome="failed", error=reason)
-        if report.is_replaced:
-            self._seen = None
-            for item in report.items:
-                self._publish("item", item)
-        else:
-            self._watch.put_off(seen, report)
-        self._publish("compaction", report.as_event())
-        return report

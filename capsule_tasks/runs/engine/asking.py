@@ -15,7 +15,13 @@ from capsule_tasks.runs.engine.deciding import settings_for
 from capsule_tasks.runs.engine.ports import TurnPorts
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
 from capsule_tasks.runs.models.calling import call_model
-from capsule_tasks.runs.models.model import Model, ModelDelta, ModelReply, ModelRequest
+from capsule_tasks.runs.models.model import (
+    Model,
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    ModelSettings,
+)
 from capsule_tasks.runs.models.provider import default_model
 from capsule_tasks.runs.state import RunState
 
@@ -28,7 +34,7 @@ async def asked(
     """The model's reply to the conversation. Raises ModelFailed, and CallbackFailed."""
     agent = able.agent
     request, question = await _request(run, state, conversation, able)
-    model = _model(run.config, agent)
+    model = model_of(run.config, agent)
 
     def show(delta: ModelDelta) -> None:
         ports.publish(f"{delta.kind}_delta", agent.name, _data(delta))
@@ -62,10 +68,7 @@ async def _request(
             raise CallbackFailed("input_filter", agent.name, f"it returned {found!r:.100}")
         items, instructions = listed("input_filter", agent, found.items), found.instructions
         seen = sha256(_encode(items)).hexdigest()
-    settings = agent.model_settings
-    if config.model_settings is not None:
-        settings = config.model_settings.over(settings)
-    settings = settings_for(state, agent, settings)
+    settings = settings_for(state, agent, _settings(config, agent))
     server = conversation.server
     request = ModelRequest(
         input=items,
@@ -81,7 +84,18 @@ async def _request(
     return request, digest.hexdigest()[:32]
 
 
-def _model(config: RunConfig, agent: Agent) -> Model:
+def storing_model_of(config: RunConfig, agent: Agent) -> Model | None:
+    """The model of an agent, if its server stores the replies."""
+    settings = _settings(config, agent)
+    return None if settings.store is False else model_of(config, agent)
+
+
+def _settings(config: RunConfig, agent: Agent) -> ModelSettings:
+    settings = agent.model_settings
+    return settings if config.model_settings is None else config.model_settings.over(settings)
+
+
+def model_of(config: RunConfig, agent: Agent) -> Model:
     model = agent.model if config.model is None else config.model
     if isinstance(model, str):
         return (config.model_provider or default_model)(model)

@@ -34,6 +34,8 @@ class TurnDone:
     step: Step
     output: Any = None
     """The final output of the run, if this was its last turn."""
+    response_id: str | None = None
+    """The id of the model's reply, if it is the final output."""
 
 
 class TurnFailed(Exception):

@@ -21,6 +21,7 @@ class StreamEvent:
     - `text_delta`, `reasoning_delta`, `refusal_delta`, `arguments_delta`: a piece of a reply;
     - `attempt_discarded`: the pieces since the last item are void, as the model is asked again;
     - `item`: an item of the run that is certain, as it goes into the history;
+    - `compaction`: the history was compacted, or was not; the data says what came of it;
     - `tool_started`, `guardrail`, `usage`.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -15,9 +15,11 @@ from capsule_tasks.errors import InvalidSetting, NotRewound, RunStopped, TurnNot
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.run_config import RunConfig
-from capsule_tasks.runs.compaction.policy import RunCompaction
+from capsule_tasks.runs.compaction import CompactionReport
+from capsule_tasks.runs.compaction.of_run import CompactedHistory
 from capsule_tasks.runs.contexts import restored_context, saved_context
 from capsule_tasks.runs.conversation import Conversation, conversation_of
+from capsule_tasks.runs.engine.asking import storing_model_of
 from capsule_tasks.runs.engine.ends import TurnDone, TurnFailed
 from capsule_tasks.runs.engine.ports import InProcessPorts
 from capsule_tasks.runs.engine.setup import DEFAULT_MAX_TURNS, AgentBook, RunSetup
@@ -116,9 +118,12 @@ class InProcessRun:
     async def drive(self) -> None:
         """Make turns until the run ends, waits for people, or is to stop."""
         setup = RunSetup(self.book, self.config, self.context, self.state.max_turns)
-        callback = self.config.session_input_callback
-        conversation = await conversation_of(self.state, self.session, callback=callback)
-        compaction = self._compaction()
+        compacted = CompactedHistory.of(self.config, self.session, self.state)
+        if compacted is not None:
+            self.state, conversation = await compacted.begun(self.state, self._note)
+        else:
+            callback = self.config.session_input_callback
+            conversation = await conversation_of(self.state, self.session, callback=callback)
         shown = None
         while True:
             if self._ports.is_watched and self.state.agent != shown:
@@ -128,10 +133,15 @@ class InProcessRun:
             conversation = done.conversation
             if done.step == "final":
                 self.final_output = done.output
-            if compaction is not None and done.step != "interrupted":
-                conversation = await self._compacted(compaction, conversation)
+                if compacted is not None:
+                    model = storing_model_of(self.config, self.book.agent(done.state.agent))
+                    self.state = await compacted.at_the_end(done, model, self._note)
             if done.step != "next" or self.is_to_stop:
                 return
+            if compacted is not None:
+                self.state, conversation = await compacted.between_turns(
+                    done.state, conversation, self._note
+                )
 
     def whole_state(self) -> RunState:
         """The state with the context, as far as it can be stored."""
@@ -149,6 +159,12 @@ class InProcessRun:
             del _rewinding[session]
         return popped
 
+    def _note(self, report: CompactionReport) -> None:
+        """Show what came of a compaction; the items that it made are items of the run."""
+        self.items += report.items
+        for kind, data in report.events():
+            self._ports.publish(kind, self.state.agent.name, data)
+
     async def _turn(self, setup: RunSetup, conversation: Conversation) -> TurnDone:
         turn = Turn(setup, self.state, conversation, self._ports)
         # Of the items of the first turn, the first are the run's input.
@@ -165,29 +181,6 @@ class InProcessRun:
             raise
         await self._save(done.items, given, done.state)
         return done
-
-    def _compaction(self) -> RunCompaction | None:
-        policy, session = self.config.compaction, self.session
-        if policy is None or session is None:
-            return None
-
-        def publish(kind: str, data: Any) -> None:
-            self._ports.publish(kind, self.state.agent.name, data)
-
-        return RunCompaction(policy, cast("Any", session), publish)
-
-    async def _compacted(
-        self, compaction: RunCompaction, conversation: Conversation
-    ) -> Conversation:
-        """The conversation after a compaction of the history, if one is due."""
-        report = await compaction.if_due(conversation.seen)
-        if report is None:
-            return conversation
-        self.state = self.state.with_usage(self.state.agent, report.spent)
-        if not report.is_replaced:
-            return conversation
-        self.items += report.items
-        return await conversation_of(self.state, self.session)
 
     async def _save(self, items: list[Item], given: int, state: RunState) -> None:
         """Store the items of a turn, once and whole; a cancel waits for that."""

@@ -346,7 +346,10 @@ class Turn:
                 self._made = without_final_message(of_reply)
             raise
         self._show(able.agent, of_reply)
-        return self._done("final", output=output)
+        done = self._done("final", output=output)
+        if of_reply and self._reply is not None:
+            done = changed(done, response_id=self._reply.response_id)
+        return done
 
     async def _check_output(self, able: Abilities, output: Any) -> None:
         checks = (*able.agent.output_guardrails, *self.run.config.output_guardrails)

@@ -77,7 +77,7 @@ def test_the_items_that_the_compactor_keeps_count_for_the_threshold() -> None:
 
 def test_compactors_refuse_models_that_cannot_do_it() -> None:
     with pytest.raises(InvalidSetting, match="a Model"):
-        SummaryCompactor("gpt-5")  # type: ignore[arg-type]
+        SummaryCompactor(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="compact"):
         ResponsesCompactor(Keeping())  # type: ignore[arg-type]
 

@@ -1,0 +1,135 @@
+"""The compaction of a run's history, between its turns.
+
+It is done when the items of a turn are stored and no tool call waits, before the next turn begins:
+a turn that was begun may have a recorded reply to the view that it had. A compaction that fails is
+no failure of the run. The history is as it was, and is compacted later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any
+
+from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.errors.base import reason_of
+from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.compaction.compacting import (
+    Chain,
+    CompactionReport,
+    check_history,
+    compact,
+)
+from capsule_tasks.runs.compaction.policy import Compaction, CompactionWatch, Seen
+from capsule_tasks.runs.conversation import Conversation, View, conversation_of
+from capsule_tasks.runs.items import for_model
+from capsule_tasks.runs.models import Model
+from capsule_tasks.runs.records import Item
+from capsule_tasks.runs.state import RunState
+
+if TYPE_CHECKING:
+    from capsule_tasks.runs.engine.ends import TurnDone
+
+Told = Callable[[CompactionReport], None]
+
+_log = logging.getLogger(__name__)
+
+
+class CompactedHistory:
+    """The history of a run in the process that makes its turns, kept short by a policy.
+
+    `told` is called with the report of each compaction.
+    """
+
+    def __init__(self, policy: Compaction, config: RunConfig, history: Any) -> None:
+        check_history(history)
+        self._policy, self._config, self._history = policy, config, history
+        self._watch = CompactionWatch(policy)
+        self._is_fresh = True
+
+    @classmethod
+    def of(cls, config: RunConfig, history: Any, state: RunState) -> CompactedHistory | None:
+        """None if the run has no policy, or no history.
+
+        Raises InvalidSetting for a policy beside a conversation that the model's server keeps: the
+        server has to compact it.
+        """
+        if config.compaction is None:
+            return None
+        if state.conversation is not None:
+            must = "None, since the model's server keeps the items of this run's conversation"
+            raise InvalidSetting("RunConfig.compaction", config.compaction, must)
+        return None if history is None else cls(config.compaction, config, history)
+
+    async def begun(self, state: RunState, told: Told) -> tuple[RunState, Conversation]:
+        """The state and the conversation of a run that begins, or that another process had."""
+        callback = self._config.session_input_callback
+        if state.turn or state.stored_items or state.held_items:
+            conversation = await conversation_of(state, self._history, callback=callback)
+            return await self.between_turns(state, conversation, told)
+        items = await self._items()
+        report = await self.if_due(View(for_model(items)), told)
+        if report is not None and report.is_replaced:
+            items = await self._items()
+        return _counted(state, report), await conversation_of(state, items, callback=callback)
+
+    async def between_turns(
+        self, state: RunState, conversation: Conversation, told: Told
+    ) -> tuple[RunState, Conversation]:
+        """The state and the conversation before the next turn."""
+        if state.calls:
+            return state, conversation
+        report = await self.if_due(conversation.seen, told)
+        state = _counted(state, report)
+        if report is not None and report.is_replaced:
+            conversation = await conversation_of(state, self._history)
+        return state, conversation
+
+    async def at_the_end(self, done: TurnDone, model: Model | None, told: Told) -> RunState:
+        """The state after the last turn. `model` gave its reply, if its server has stored it."""
+        seen = done.conversation.seen
+        return _counted(done.state, await self.if_due(seen, told, self._chain(done, model)))
+
+    async def if_due(
+        self, seen: Seen, told: Told, chain: Chain | None = None
+    ) -> CompactionReport | None:
+        """Compact the history if that is due by what the model sees of it; None if it is not."""
+        if self._is_fresh:
+            self._watch.restart(seen)
+        self._is_fresh = False
+        compactor, keep_last = self._policy.compactor, self._policy.keep_last
+        try:
+            if not self._watch.is_due(seen):
+                return None
+            report = await compact(self._history, compactor, keep_last=keep_last, chain=chain)
+        except Exception as error:  # noqa: BLE001  the run goes on, whatever the compactor raises
+            reason = f"{type(error).__name__}: {reason_of(error)}"
+            _log.warning("history %r was not compacted: %s", self._history.session_id, reason)
+            report = CompactionReport(outcome="failed", error=reason)
+        if report.is_replaced:
+            self._is_fresh = True
+        else:
+            self._watch.put_off(seen, report)
+        told(report)
+        return report
+
+    def _chain(self, done: TurnDone, model: Model | None) -> Chain | None:
+        """The last response, if its model has seen the whole history and nothing else."""
+        is_changed = done.conversation.filtered is not None or self._config.input_filter is not None
+        if model is None or done.response_id is None or is_changed:
+            return None
+        seen = done.conversation.view
+        return Chain(done.response_id, len(seen), seen[-1], model)
+
+    async def _items(self) -> list[Item]:
+        found = self._history.get_items()
+        items: list[Item] = await found if isawaitable(found) else found
+        return items
+
+
+def _counted(state: RunState, report: CompactionReport | None) -> RunState:
+    """The state with what a compaction has used."""
+    if report is None or not report.spent.requests:
+        return state
+    return state.with_usage(state.agent, report.spent)

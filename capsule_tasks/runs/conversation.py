@@ -148,7 +148,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
         The items to store stay the same. Calls without outputs, and the reverse, are left out.
         """
-        seen = View(deduplicated(without_orphans(for_model(normalized(items)))))
+        seen = View(
+            deduplicated(without_orphans(for_model(normalized(items, name="the filtered input"))))
+        )
         after = replace(self, seen=seen)
         return replace(after, filtered=after.as_filtered())
 
@@ -218,7 +220,8 @@ async def conversation_of(
         if history is not None:
             must = "None, since the model's server keeps the items of this run's conversation"
             raise InvalidSetting("session", history, must)
-        items = state.held_items or normalized(state.input or [])
+        is_begun = state.turn or state.conversation.acknowledged_items
+        items = state.held_items or ([] if is_begun else normalized(state.input or []))
         return Conversation(
             seen=View(for_model(items)), new=tuple(for_history(items)), server=state.conversation
         )

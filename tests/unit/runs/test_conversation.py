@@ -221,6 +221,17 @@ async def test_the_server_is_sent_only_what_it_does_not_know(server: ServerConve
     assert state.conversation.acknowledged_items == 4
 
 
+async def test_an_input_that_the_server_knows_is_not_sent_again() -> None:
+    """A first turn that failed after its reply keeps the input, for guardrails to see it again."""
+    state = state_of(conversation=ServerConversation(acknowledged_items=2))
+    assert (await conversation_of(state)).view == []
+
+
+async def test_a_filter_that_returns_no_items_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match=r"the filtered input\[0\]"):
+        (await conversation_of(state_of())).with_view(["text"])
+
+
 async def test_a_reply_without_an_id_acknowledges_nothing() -> None:
     conversation = await conversation_of(state_of(conversation=ServerConversation()))
     conversation = conversation.with_turn(turn(1), replied=1)

@@ -30,7 +30,7 @@ from capsule_tasks.runs.preparing import (
     ReadableHistory,
     SessionInputCallback,
     items_of,
-    prepare_input_with_session,
+    prepared_with_duplicates,
 )
 from capsule_tasks.runs.records import FilteredInput, Item
 from capsule_tasks.runs.state import RunState, ServerConversation
@@ -54,10 +54,17 @@ class View:
         keys: set[str] | None = None,
         running_digest: RunningDigest | None = None,
     ) -> None:
-        """A view of the list, which may grow; keys and digest may be of a view of its beginning."""
+        """A view of the list, which may grow; keys and digest may be of a view of its beginning.
+
+        Without keys, older versions of the same items are left out.
+        """
+        if keys is None:
+            found = _keys_of(items)
+            if len(keys := set(found)) < len(found):
+                items = deduplicated(items)
         self._shared = items
         self._count = len(items)
-        self._keys = set(_keys_of(items)) if keys is None else keys
+        self._keys = keys
         self._digest = running_digest or RunningDigest()
 
     @property
@@ -84,7 +91,7 @@ class View:
         """The view with more items, each in place of an older version of itself."""
         keys = _keys_of(items)
         if len(set(keys)) < len(keys) or not self._keys.isdisjoint(keys):
-            return View(deduplicated([*self.items, *items]))
+            return View([*self.items, *items])
         if len(self._shared) > self._count:
             # The view of another turn has put its own items behind these.
             return View([*self.items, *items])
@@ -148,9 +155,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
         The items to store stay the same. Calls without outputs, and the reverse, are left out.
         """
-        seen = View(
-            deduplicated(without_orphans(for_model(normalized(items, name="the filtered input"))))
-        )
+        seen = View(without_orphans(for_model(normalized(items, name="the filtered input"))))
         after = replace(self, seen=seen)
         return replace(after, filtered=after.as_filtered())
 
@@ -179,7 +184,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
         Without a history, they are what the state keeps of the run.
         """
-        seen = View(deduplicated(without_orphans(for_model(items))))
+        seen = View(without_orphans(for_model(items)))
         new = () if self.has_history else tuple(for_history(items))
         return Conversation(seen=seen, new=new, has_history=self.has_history)
 
@@ -227,7 +232,7 @@ async def conversation_of(
         )
     if not (state.turn or state.stored_items or state.held_items):
         given = state.input or []
-        prepared = await prepare_input_with_session(given, history, callback, limit=limit)
+        prepared = await prepared_with_duplicates(given, history, callback, limit)
         begun = Conversation(
             seen=View(prepared.input),
             new=tuple(prepared.to_store),
@@ -264,7 +269,7 @@ def _resumed(state: RunState, stored: list[Item] | None, limit: int | None) -> C
         keep=range(len(first)),
     )
     return Conversation(
-        seen=View(deduplicated(seen)),
+        seen=View(seen),
         new=tuple(own),
         has_history=stored is not None,
         filtered=filtered,

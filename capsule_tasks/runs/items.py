@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -33,6 +33,8 @@ OUTPUT_OF = {
 """For each type of call, the type of its output. A model refuses one without the other."""
 _OUTPUTS = frozenset(OUTPUT_OF.values())
 _PAIRED = _OUTPUTS | OUTPUT_OF.keys()
+_CALL_ID_FIELDS = {"mcp_approval_request": "id", "mcp_approval_response": "approval_request_id"}
+"""Where a type of item has the id of its call, if not in `call_id`."""
 
 _KEPT_AT_FIRST_PLACE = frozenset((*OUTPUT_OF, "reasoning"))
 """Items of these types stay before the items that follow from them."""
@@ -63,8 +65,9 @@ _SENT_WITH_ID = frozenset(
 """Items of these types mean nothing without their ids."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_encode_lines = msgspec.json.Encoder(order="sorted").encode_lines
 _encode_as_given = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 def normalized(given: str | Iterable[Any], *, name: str = "input") -> list[Item]:
@@ -77,27 +80,36 @@ def normalized(given: str | Iterable[Any], *, name: str = "input") -> list[Item]
         return [{"role": "user", "content": given}]
     if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
         raise InvalidSetting(name, given, "a text or a list of items")
-    return [_item(each, f"{name}[{index}]") for index, each in enumerate(given)]
+    items = list(given)
+    if _are_plain(items) and all(map(_is_item, items)):
+        return items
+    return [_item(each, f"{name}[{index}]") for index, each in enumerate(items)]
 
 
 def _item(given: Any, name: str) -> Item:
-    if not (type(given) is dict and _is_plain(given)):
+    if not _are_plain([given]):
         given = _plain(given)
         if not isinstance(given, dict):
             must = "an item: a mapping such as {'role': 'user', 'content': 'Hello'}"
             raise InvalidSetting(name, given, must)
         if (problem := problem_in(given)) is not None:
             raise InvalidSetting(name, given, f"JSON, and {problem}")
-    for key in ("type", "role"):
-        if isinstance(given.get(key), str) and given[key]:
-            return given
-    raise InvalidSetting(name, given, "an item, which has a `type` or a `role`")
+    if not _is_item(given):
+        raise InvalidSetting(name, given, "an item, which has a `type` or a `role`")
+    return cast("Item", given)
 
 
-def _is_plain(item: Item) -> bool:
-    """Whether an item would come back from the history as it is."""
+def _is_item(given: Item) -> bool:
+    names = (given.get("type"), given.get("role"))
+    return any(isinstance(name, str) and name for name in names)
+
+
+def _are_plain(items: list[Any]) -> bool:
+    """Whether these are dicts that would come back from a history as they are."""
+    if not all(type(item) is dict for item in items):
+        return False
     try:
-        return bool(_decode(_encode_as_given(item)) == item)
+        return bool(_decode(_encode_as_given(items)) == items)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return False
 
@@ -127,9 +139,13 @@ class RunningDigest:
         self.update(items)
 
     def update(self, items: Iterable[Item]) -> None:
-        for item in items:
-            self._sha256.update(_canonical(item) + b"\n")
-            self.count += 1
+        items = list(items)
+        try:
+            lines = _encode_lines(items)
+        except (TypeError, ValueError, OverflowError):
+            lines = b"".join(_canonical(item) + b"\n" for item in items)
+        self._sha256.update(lines)
+        self.count += len(items)
 
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()[:32]
@@ -152,14 +168,11 @@ def kind_of(item: Item) -> str:
 def call_id_of(item: Item) -> str | None:
     """The id that a call and its output share; None for other items."""
     kind = kind_of(item)
-    if kind == "mcp_approval_request":
-        found = item.get("id")
-    elif kind == "mcp_approval_response":
-        found = item.get("approval_request_id")
-    elif kind in OUTPUT_OF or kind in _OUTPUTS:
-        found = item.get("call_id") or item.get("id")
-    else:
-        return None
+    return _call_id_of(item, kind) if kind in _PAIRED else None
+
+
+def _call_id_of(item: Item, kind: str) -> str | None:
+    found = item.get(_CALL_ID_FIELDS.get(kind, "call_id")) or item.get("id")
     return found if isinstance(found, str) and found else None
 
 
@@ -175,8 +188,12 @@ def identity(item: Item) -> str | None:
 
 def _key(item: Item) -> str | None:
     """What the identity of an item begins with; items with different ones are no duplicates."""
+    found = item.get("id")
+    if found is None and "role" in item:
+        return None  # as most messages; histories are long
     kind = kind_of(item)
-    found = call_id_of(item) if kind in _PAIRED else item.get("id")
+    if kind in _PAIRED:
+        found = _call_id_of(item, kind)
     return f"{kind} {found}" if isinstance(found, str) and found != _PLACEHOLDER_ID else None
 
 
@@ -213,35 +230,18 @@ def without_orphans(
     Reasoning goes with the call that it led to, and so does reasoning that led to nothing. Calls
     with an id in `pending` have no output yet, and stay; so do items at the indexes `keep`.
     """
-    dropped = _orphans(items, pending, keep)
-    _drop_reasoning(items, dropped, keep)
+    kinds = [kind_of(item) for item in items]
+    dropped: set[int] = set()
+    if not _PAIRED.isdisjoint(kinds):
+        dropped = _orphans(items, _pairs(items, kinds), pending, keep)
+    if "reasoning" in kinds:
+        _drop_reasoning(items, kinds, dropped, keep)
     if not dropped:
         return list(items)
     return [item for index, item in enumerate(items) if index not in dropped]
 
 
-def _orphans(items: Sequence[Item], pending: Collection[str], keep: Collection[int]) -> set[int]:
-    """The indexes of calls without output, and of outputs without call."""
-    pairs = _pairs(items)
-    calls = {(OUTPUT_OF[kind], of) for kind, of in pairs.values() if kind in OUTPUT_OF}
-    outputs = {(kind, of) for kind, of in pairs.values() if kind in _OUTPUTS}
-    if calls == outputs:
-        return set()
-    working = _programs_with_outputs(items)
-    dropped: set[int] = set()
-    for at, (kind, call_id) in pairs.items():
-        if kind in _OUTPUTS:
-            is_orphan = (kind, call_id) not in calls
-        else:
-            waits = call_id in pending or (kind == "program" and call_id in working)
-            is_orphan = not waits and (OUTPUT_OF[kind], call_id) not in outputs
-        if is_orphan and at not in keep:
-            dropped.add(at)
-    _drop_parts_of_programs(items, dropped, keep)
-    return dropped
-
-
-def _pairs(items: Sequence[Item]) -> dict[int, tuple[str, str]]:
+def _pairs(items: Sequence[Item], kinds: list[str]) -> dict[int, tuple[str, str]]:
     """The type and call id of each call and each output, by its index.
 
     Searches for tools that the model's server makes may have no ids. An output without an id is
@@ -249,11 +249,10 @@ def _pairs(items: Sequence[Item]) -> dict[int, tuple[str, str]]:
     """
     pairs: dict[int, tuple[str, str]] = {}
     unanswered = defaultdict[str, list[int]](list)
-    for at, item in enumerate(items):
-        kind = kind_of(item)
+    for at, kind in enumerate(kinds):
         if kind not in _PAIRED:
             continue
-        if (call_id := call_id_of(item)) is None:
+        if (call_id := _call_id_of(items[at], kind)) is None:
             owner = at
             if kind in OUTPUT_OF:
                 unanswered[OUTPUT_OF[kind]].append(at)
@@ -264,20 +263,32 @@ def _pairs(items: Sequence[Item]) -> dict[int, tuple[str, str]]:
     return pairs
 
 
-def _programs_with_outputs(items: Sequence[Item]) -> set[str]:
-    """The ids of programs that wait for nothing but the model: their own calls have outputs."""
-    owners = (_program_of(item) for item in items if kind_of(item) in _OUTPUTS)
-    return {owner for owner in owners if owner is not None}
-
-
-def _drop_parts_of_programs(
-    items: Sequence[Item], dropped: set[int], keep: Collection[int]
-) -> None:
-    """Drop what belongs to a dropped program."""
-    programs = {call_id_of(items[at]) for at in dropped if items[at].get("type") == "program"}
-    if programs:
-        parts = (index for index, item in enumerate(items) if _program_of(item) in programs)
-        dropped.update(index for index in parts if index not in keep)
+def _orphans(
+    items: Sequence[Item],
+    pairs: dict[int, tuple[str, str]],
+    pending: Collection[str],
+    keep: Collection[int],
+) -> set[int]:
+    """The indexes of calls without output, and of outputs without call."""
+    calls = {(OUTPUT_OF[kind], of) for kind, of in pairs.values() if kind in OUTPUT_OF}
+    outputs = {pair for pair in pairs.values() if pair[0] in _OUTPUTS}
+    if calls == outputs:
+        return set()
+    # A program whose own calls have outputs waits for nothing but the model.
+    working = {_program_of(items[at]) for at, (kind, _) in pairs.items() if kind in _OUTPUTS}
+    dropped: set[int] = set()
+    for at, (kind, call_id) in pairs.items():
+        if kind in _OUTPUTS:
+            is_orphan = (kind, call_id) not in calls
+        else:
+            waits = call_id in pending or (kind == "program" and call_id in working)
+            is_orphan = not waits and (OUTPUT_OF[kind], call_id) not in outputs
+        if is_orphan and at not in keep:
+            dropped.add(at)
+    if programs := {pairs[at][1] for at in dropped if pairs[at][0] == "program"}:
+        parts = {at for at, item in enumerate(items) if _program_of(item) in programs}
+        dropped |= parts.difference(keep)
+    return dropped
 
 
 def _program_of(item: Item) -> str | None:
@@ -288,17 +299,17 @@ def _program_of(item: Item) -> str | None:
     return caller.get("caller_id")
 
 
-def _drop_reasoning(items: Sequence[Item], dropped: set[int], keep: Collection[int]) -> None:
+def _drop_reasoning(
+    items: Sequence[Item], kinds: list[str], dropped: set[int], keep: Collection[int]
+) -> None:
     """Drop reasoning that is not followed by something that the model made, or no longer is."""
     leads_to_item = False
-    for index in range(len(items) - 1, -1, -1):
-        item = items[index]
-        kind = kind_of(item)
-        if kind != "reasoning":
-            by_others = kind in _OUTPUTS or item.get("role", "assistant") != "assistant"
-            leads_to_item = not by_others and index not in dropped
-        elif not leads_to_item and index not in keep:
-            dropped.add(index)
+    for at in range(len(items) - 1, -1, -1):
+        if kinds[at] != "reasoning":
+            by_others = kinds[at] in _OUTPUTS or items[at].get("role", "assistant") != "assistant"
+            leads_to_item = not by_others and at not in dropped
+        elif not leads_to_item and at not in keep:
+            dropped.add(at)
 
 
 def for_model(items: Iterable[Item], *, keep_ids: bool = True) -> list[Item]:

@@ -66,6 +66,17 @@ async def prepare_input_with_session(
     them. Items of its own making are only for the model, but for one that stands in for a new item
     of the same kind that it has left out.
     """
+    found = await prepared_with_duplicates(given, history, callback, limit)
+    return found._replace(input=deduplicated(found.input))
+
+
+async def prepared_with_duplicates(
+    given: str | Iterable[Any],
+    history: ReadableHistory | Sequence[Item] | None,
+    callback: SessionInputCallback | None,
+    limit: int | None,
+) -> Prepared:
+    """The same, with older versions of items in the input, which a `View` leaves out."""
     before = await items_of(history, limit)
     new = _without_known(normalized(given), before)
     if callback is None:
@@ -74,7 +85,7 @@ async def prepare_input_with_session(
     else:
         seen, origins = await _called_back(callback, before, new)
     own = [at for at, origin in enumerate(origins) if origin != "history"]
-    shown = deduplicated(without_orphans(for_model(seen), keep=own))
+    shown = without_orphans(for_model(seen), keep=own)
     kept = [item for item, origin in zip(seen, origins, strict=True) if origin == "new"]
     return Prepared(shown, deduplicated(for_history(kept)))
 

@@ -1,4 +1,7 @@
-"""The app of the chaos test of durable runs: an agent that mails, looks and pays."""
+"""The app of the chaos test of durable runs: an agent that mails, looks and pays.
+
+There are two of it, one of openai-agents and one of our own engine, which do the same.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ import redis
 from agents import Agent, RunContextWrapper, function_tool, set_tracing_disabled
 from celery import Celery, signals
 
-from capsule_tasks import Capsule
+import capsule_tasks.testing.models as ours
+from capsule_tasks import Agent as OurAgent
+from capsule_tasks import Capsule, ToolContext
+from capsule_tasks import function_tool as our_function_tool
+from capsule_tasks.runs.agents.tools import Tool
 from tests.agents_script import StatelessModel, calls, says
 
 set_tracing_disabled(True)
@@ -48,7 +55,7 @@ async def _a_while() -> None:
     await asyncio.sleep(_random.uniform(0.0, 0.1))
 
 
-async def _effect(context: RunContextWrapper[Any], effect: str) -> str:
+async def _effect(context: RunContextWrapper[Any] | ToolContext, effect: str) -> str:
     """Something that must not happen twice; a person can look it up."""
     _effects.hset("drivers", os.getppid(), os.getpid())  # so that the test knows whom to kill
     await _a_while()
@@ -87,21 +94,48 @@ def _turn(*names: str) -> list[Any]:
     return [calls(tool, f'{{"number": {n}}}', f"c_{tool}_{n}") for tool, n in made]
 
 
+TURNS = (
+    ("mail 1", "mail 2"),
+    ("pay 1",),
+    ("mail 3", "mail 4", "look 5"),
+    ("mail 6",),
+    ("pay 2", "mail 7"),
+    ("look 8",),
+)
+SAID = "all is done"
+
 capsule.runs.register(
     "clerk",
     Agent(
         name="clerk",
-        model=SlowModel(
-            _turn("mail 1", "mail 2"),
-            _turn("pay 1"),
-            _turn("mail 3", "mail 4", "look 5"),
-            _turn("mail 6"),
-            _turn("pay 2", "mail 7"),
-            _turn("look 8"),
-            [says("all is done")],
-        ),
+        model=SlowModel(*(_turn(*names) for names in TURNS), [says(SAID)]),
         tools=[mail, look, pay],
     ),
+    on_uncertain={"bare:look": "retry"},
+)
+
+
+def _our_tool(name: str) -> Tool:
+    async def work(context: ToolContext, number: int) -> str:
+        return await _effect(context, f"{name} {number}")
+
+    return our_function_tool(name=name, needs_approval=name == "pay")(work)
+
+
+async def _forgets(_: Any) -> None:
+    await _a_while()
+    our_model.requests.clear()
+
+
+def _our_turn(*names: str) -> list[Any]:
+    made = [name.split() for name in names]
+    return [ours.calls(tool, {"number": int(n)}, f"c_{tool}_{n}") for tool, n in made]
+
+
+our_model = ours.StatelessModel([*(_our_turn(*names) for names in TURNS), SAID], on_call=_forgets)
+capsule.runs.register(
+    "our clerk",
+    OurAgent(name="clerk", model=our_model, tools=[_our_tool(name) for name in CALLS]),
     on_uncertain={"bare:look": "retry"},
 )
 

@@ -42,6 +42,8 @@ BUSY = 6
 """Runs that workers have at least when one is killed; the others wait for people or the queue."""
 END_S = 120
 
+AGENTS = ("clerk", "our clerk")
+"""One of openai-agents and one of our own engine: runs are of one and the other in turn."""
 CALLS = Counter(
     [f"mail {n}" for n in (1, 2, 3, 4, 6, 7)] + ["look 5", "look 8"] + ["pay 1", "pay 2"]
 )
@@ -108,10 +110,12 @@ class Desk:
         self.in_flight = {run_id for run_id in self.in_flight if statuses[run_id] not in ENDED}
         while len(self.in_flight) < self.wanted:
             run_id = f"run-{len(self.started)}"
-            self._capsule.runs.start("clerk", "go", run_id=run_id, context={"run": run_id})
+            agent = AGENTS[len(self.started) % len(AGENTS)]
+            self._capsule.runs.start(agent, "go", run_id=run_id, context={"run": run_id})
             self.started.append(run_id)
             self.in_flight.add(run_id)
-            self.started_first.set()
+            if len(self.started) == len(AGENTS):
+                self.started_first.set()
         if list(statuses.values()).count("running") >= BUSY:
             self._is_busy.set()
 
@@ -201,10 +205,11 @@ def test_runs_survive_their_processes(tmp_path: Path) -> None:
         desk, killer = Desk(Capsule(app), fleet.url), Killer(fleet, rng)
         try:
             with desk.open():
-                desk.wanted = 1
+                desk.wanted = len(AGENTS)
                 assert desk.started_first.wait(END_S)
-                first = desk.started[0]
-                assert AsyncResult(first, app=app).get(timeout=END_S) == "all is done"
+                first = desk.started[: len(AGENTS)]
+                for run_id in first:
+                    assert AsyncResult(run_id, app=app).get(timeout=END_S) == "all is done"
                 desk.wanted = IN_FLIGHT
                 until = time.monotonic() + STORM_S
                 while killer.done.total() < KILLS and time.monotonic() < until:
@@ -218,11 +223,12 @@ def test_runs_survive_their_processes(tmp_path: Path) -> None:
         finally:
             killer.stop()
         with SyncRunStore(fleet.url) as store:
-            unharmed = left_by(first, app, store)
-            assert unharmed["outcome"] is Outcome.SUCCEEDED
+            unharmed = [left_by(run_id, app, store) for run_id in first]
+            assert [each["outcome"] for each in unharmed] == [Outcome.SUCCEEDED] * len(AGENTS)
             repeated: Counter[str] = Counter()
-            for run_id in desk.started:
-                assert left_by(run_id, app, store) == unharmed, run_id
+            for number, run_id in enumerate(desk.started):
+                of_agent = unharmed[number % len(AGENTS)]
+                assert left_by(run_id, app, store) == of_agent, run_id
                 made = Counter(
                     each.decode() for each in fleet.admin.lrange(f"effects:{run_id}", 0, -1)
                 )

@@ -22,13 +22,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """Runs a program beside a worker of `support.py`; the text that it prints."""
     directory = tmp_path_factory.mktemp("examples")
     with PrivateServer(directory / "redis") as server:
-        yield from beside_a_worker(server.url, directory / "worker.log")
+        yield from beside_a_worker("support", server.url, directory / "worker.log")
 
 
-def beside_a_worker(redis_url: str, log_file: Path) -> Iterator[Program]:
+@pytest.fixture(scope="module")
+def program_of_ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Runs a program beside a worker of `shop.py`, the agents of our own engine."""
+    directory = tmp_path_factory.mktemp("shop")
+    with PrivateServer(directory / "redis") as server:
+        yield from beside_a_worker("shop", server.url, directory / "worker.log")
+
+
+def beside_a_worker(app: str, redis_url: str, log_file: Path) -> Iterator[Program]:
     environment = {**os.environ, "REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
     environment.pop("OPENAI_API_KEY", None)
-    command = [sys.executable, "-m", "celery", "-A", "support", "worker", "-c", "1"]
+    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-c", "1"]
     with log_file.open("wb") as log:
         worker = subprocess.Popen(
             [*command, "-l", "INFO", "--without-mingle", "--without-gossip"],
@@ -75,3 +83,28 @@ def test_a_hundred_runs_end_though_some_wait_for_a_person(program: Program) -> N
     assert program("batch.py") == "100 runs ended: 90 refunds, 50 decisions\n"
     listed = program("-m", "celery", "-A", "support", "capsule", "runs", "list", "--limit", "200")
     assert listed.count(": agent support, completed since ") >= 100
+
+
+def test_a_refund_of_our_own_engine_is_a_task_that_a_person_approves(
+    program_of_ours: Program,
+) -> None:
+    printed = program_of_ours("refunds.py", "Refund order 42.")
+    assert printed == "Order 42: 42 euros refunded\n"
+    printed = program_of_ours("refunds.py", "Refund order 72.", answers="y\n")
+    question = 'Refunds calls bare:refund {"order": 72, "euros": 72}. Approve it? [y/n] '
+    assert printed == f"{question}Order 72: 72 euros refunded\n"
+    printed = program_of_ours("refunds.py", "Refund order 73.", answers="n\n")
+    assert "Order 73: A person has refused this refund.\n" in printed
+
+
+def test_an_analyst_finds_the_names_of_its_last_run_again(program_of_ours: Program) -> None:
+    printed = program_of_ours("analyst.py", "Compute this: total = sum(range(101)); total")
+    assert printed == "It gives 5050\n"
+    assert program_of_ours("analyst.py", "Compute this: total * 2") == "It gives 10100\n"
+
+
+def test_a_triage_hands_over_in_process_and_in_a_worker(program_of_ours: Program) -> None:
+    printed = program_of_ours("triage.py", "Where is my invoice?")
+    assert printed == "[Triage] [Billing] Billing: Where is my invoice? We will see to it.\n"
+    printed = program_of_ours("triage.py", "Where is my parcel?", "--durable")
+    assert printed == "Shipping: Where is my parcel? We will see to it.\n"

@@ -264,6 +264,8 @@ class _LedgerPorts:
         call = self._ledger.model_call(key_of(path[:-1], path[-1]) if path else "", question)
         if call.reply is not None:
             return _read_reply(call.reply)
+        if path:
+            await self._ledger.journal_held()
         reply = await make()
         if is_held:
             call.hold(msgspec.json.encode(reply))

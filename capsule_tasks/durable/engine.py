@@ -89,6 +89,14 @@ class Ledger(Protocol):
         """The model call with an input of this digest, within the tool calls of `path`."""
         ...
 
+    async def journal_held(self) -> None:
+        """Journal the replies that are held, before something that takes long.
+
+        As before the model call of an agent that is used as a tool, which starts no call itself:
+        else a crash meanwhile would lose the reply that asked for the agent.
+        """
+        ...
+
     async def tool_call(self, call: ToolCall, make: Callable[[], Awaitable[bytes]]) -> ToolOutcome:
         """The output of a call that was made before, or is made now."""
         ...

@@ -114,8 +114,7 @@ class TurnLedger:
 
     async def record(self, question: str, reply: bytes) -> None:
         self.hold(question, reply)
-        await self._journal_held()
-        self._check()
+        await self.journal_held()
 
     async def save_held(self) -> None:
         """Finish what is being written, and journal the replies that are held.
@@ -123,17 +122,19 @@ class TurnLedger:
         For a turn that is left before its commit, and that is made again.
         """
         await self.drained()
-        if self._held and not self._is_refused:
+        if not self._is_refused:
             with suppress(TurnStopped):
-                await self._journal_held()
+                await self.journal_held()
 
     async def drained(self) -> None:
         """Wait for what callers that were cancelled have left on its way to the store."""
         await self._starts.drained()
         await self._finishes.drained()
 
-    async def _journal_held(self) -> None:
-        await self._starts.ask(_NO_CALL, None)
+    async def journal_held(self) -> None:
+        if self._held:
+            await self._starts.ask(_NO_CALL, None)
+            self._check()
 
     async def _start(
         self, asked: Mapping[str, PlannedCall | None]

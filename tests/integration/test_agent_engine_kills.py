@@ -20,9 +20,7 @@ def engine(effect: Effect, on_call: Callable[[], None], policy: OnUncertain) -> 
     return AgentEngine(office(effect, on_call), on_uncertain=policy)
 
 
-# The reply of an agent is held until it calls a tool. If that is an agent, too, whose reply is
-# journaled at once, both replies go together.
-DOOR = Door(engine, UNCERTAIN, asked_again=2)
+DOOR = Door(engine, UNCERTAIN)
 
 
 @pytest.mark.parametrize("policy", ["park", "retry", "tell"])

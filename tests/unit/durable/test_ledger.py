@@ -194,6 +194,21 @@ async def test_replies_are_journaled_in_their_order(ledger: TurnLedger, store: F
     assert [*store.journaled.values()] == [b"1", b"2", b"3", b"4", b"5"]
 
 
+async def test_held_replies_are_journaled_before_something_that_takes_long(
+    ledger: TurnLedger, store: FakeStore
+) -> None:
+    """Two agents used as tools are asked at once, by a reply that is held."""
+    ledger.model_call("", "outer").hold(b"1")
+    await asyncio.gather(*(ledger.journal_held() for _ in range(2)))
+    assert store.calls == [("journal", [":outer:0"])]
+    await ledger.journal_held()
+    assert len(store.calls) == 1
+    ledger.model_call("", "outer").hold(b"2")
+    store.cancelled_by = "ann"
+    with pytest.raises(TurnStopped):
+        await ledger.journal_held()
+
+
 async def test_a_start_waits_for_the_replies_before_it(
     ledger: TurnLedger, store: FakeStore
 ) -> None:

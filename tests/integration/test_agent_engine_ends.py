@@ -185,7 +185,7 @@ async def test_a_run_of_an_agent_that_is_not_there_is_handed_back(store: RunStor
     await runs.start()
     await runs.drive()
     await runs.approve_all()
-    with pytest.raises(UnknownAgent, match="desk"):
+    with pytest.raises(UnknownAgent, match="'front'"):
         await runs_of(store, one_agent("hello")).drive()
     assert (await store.read("r")).status == "queued"
 

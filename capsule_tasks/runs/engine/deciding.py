@@ -54,8 +54,8 @@ def planned(
 ) -> Plan:
     """The plan of a reply of an agent with these tools and handoffs.
 
-    Raises ModelMisbehaved for a call that has no id of its own, and so cannot be answered. The
-    model is told of a tool that it does not have, and may try again.
+    Raises ModelMisbehaved for an empty reply, and for a call that has no id of its own, and so
+    cannot be answered. The model is told of a tool that it does not have, and may try again.
     """
     kept: list[Item] = []
     calls: dict[str, PendingCall] = {}
@@ -69,6 +69,8 @@ def planned(
                 continue
         kept.append(item)
     _refuse_calls_of_others(kept)
+    if all(item.get("type") == "reasoning" for item in kept):
+        raise ModelMisbehaved("its reply is empty")
     wanted, handoff = [], None
     for call in calls.values():
         if call.tool in tools:

@@ -75,9 +75,10 @@ class RunStream(RunResult):
     def __init__(self, arguments: RunArguments) -> None:
         self._events = EventBuffer()
         super().__init__(InProcessRun(arguments, self._events.put))
-        self._task = asyncio.create_task(self._drive())
+        self._task = asyncio.create_task(self._run.drive())
         _running.add(self._task)
-        self._task.add_done_callback(_running.discard)
+        # A task that is cancelled before it has begun runs none of its code.
+        self._task.add_done_callback(self._ended)
 
     @property
     def is_over(self) -> bool:
@@ -105,6 +106,10 @@ class RunStream(RunResult):
         self._task.result()
         return self
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._events.close()
+        _running.discard(task)
+
     def cancel(self, mode: Literal["now", "after_turn"] = "now") -> None:
         """Stop the run. What was done is stored; `state` can go on from there.
 
@@ -115,12 +120,6 @@ class RunStream(RunResult):
             self._run.is_to_stop = True
         else:
             self._task.cancel()
-
-    async def _drive(self) -> None:
-        try:
-            await self._run.drive()
-        finally:
-            self._events.close()
 
 
 _running = set[asyncio.Task[None]]()

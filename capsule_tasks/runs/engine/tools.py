@@ -33,6 +33,8 @@ class ToolCaller:
     ports: TurnPorts
     report: Report
     note_code: Callable[[CodeSession], None]
+    started: set[str]
+    """The ids of calls whose functions were called."""
 
     async def needs_approval(self, tool: Tool | AgentTool, call: PendingCall) -> bool:
         """Whether people are asked about this call; they are not, if its arguments are wrong."""
@@ -76,6 +78,7 @@ class ToolCaller:
         if self.ports.is_watched:
             data = {"call_id": call.call_id, "tool": call.tool.text, "arguments": call.arguments}
             self._publish("tool_started", data)
+        self.started.add(call.call_id)
         try:
             output = await _invoked(tool, context)
         finally:

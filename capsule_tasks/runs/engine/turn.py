@@ -48,7 +48,7 @@ from capsule_tasks.runs.engine.deciding import (
 from capsule_tasks.runs.engine.ends import Step, TurnDone, TurnFailed, kind_of
 from capsule_tasks.runs.engine.guardrails import Guardrails
 from capsule_tasks.runs.engine.nested import run_inner
-from capsule_tasks.runs.engine.ports import Output, TurnPorts, key_of
+from capsule_tasks.runs.engine.ports import UNCERTAIN, Output, TurnPorts, key_of
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
 from capsule_tasks.runs.engine.tools import ToolCaller, withheld
 from capsule_tasks.runs.engine.waiting import side_by_side
@@ -81,6 +81,7 @@ class Turn:
     _reply: ModelReply | None = None
     _calls: Sequence[PendingCall] = ()
     """The calls of the turn that are made, or wait."""
+    _started: set[str] = field(default_factory=set)
     _nested: dict[str, RunState] = field(default_factory=dict)
     """The inner runs that are not over, by the ids of their calls."""
 
@@ -263,8 +264,11 @@ class Turn:
                 return await call_one(calls[0])
             errors = await side_by_side([call_one(call) for call in calls])
         except BaseException:
-            # The run was cancelled. Calls that were made are stored all the same.
-            self._made += [output_item(each, output) for each, output in outputs.items()]
+            # The run was cancelled. Calls that were made are stored all the same, and so are those
+            # that have begun: they may have taken effect, and must not be made again unawares.
+            begun = [call.call_id for call in calls if call.call_id in self._started]
+            ends = dict.fromkeys(begun, UNCERTAIN) | outputs
+            self._made += [output_item(each, output) for each, output in ends.items()]
             raise
         return next((error for error in errors if error is not None), None)
 
@@ -384,7 +388,13 @@ class Turn:
 
     def _caller(self, able: Abilities) -> ToolCaller:
         return ToolCaller(
-            able, self.run, self.state.code, self.ports, self._report, self._note_code
+            able,
+            self.run,
+            self.state.code,
+            self.ports,
+            self._report,
+            self._note_code,
+            self._started,
         )
 
     def _report(self, result: GuardrailResult) -> None:

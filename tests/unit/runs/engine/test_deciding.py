@@ -27,7 +27,7 @@ def plan(*items: Any) -> Any:
 def test_a_reply_without_calls_is_final() -> None:
     assert plan(says("a"), says("b")).text == "b"
     assert plan(says("a")).is_final
-    assert plan(reasons("hm")).text is None
+    assert plan({"type": "image_generation_call", "id": "i1"}).text is None
     assert plan(refuses("no")).text == "no"
     assert plan({"role": "assistant", "content": "plain"}).text == "plain"
 
@@ -59,6 +59,12 @@ def test_the_same_call_twice_is_one_call() -> None:
 )
 def test_calls_that_cannot_be_answered_are_refused(items: list[Any]) -> None:
     with pytest.raises(ModelMisbehaved):
+        plan(*items)
+
+
+@pytest.mark.parametrize("items", [[], [reasons("hm")]], ids=["nothing", "reasoning"])
+def test_an_empty_reply_is_refused(items: list[Any]) -> None:
+    with pytest.raises(ModelMisbehaved, match="empty"):
         plan(*items)
 
 

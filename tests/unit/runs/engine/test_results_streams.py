@@ -12,6 +12,7 @@ from capsule_tasks.errors import ModelFailed, RunCancelled
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import ToolContext
 from capsule_tasks.runs.agents.functions import function_tool
+from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.runs.models.model import ModelRetries, ModelSettings
 from capsule_tasks.testing.models import ScriptedModel, breaks_off, calls, hands_over
@@ -130,9 +131,24 @@ async def test_a_cancelled_run_ends_its_tools_and_says_so() -> None:
         await stream.result()
     assert {event.kind async for event in stream.events()} >= {"agent", "tool_started"}
     assert ended == ["wait"]
-    assert spelled(session.items) == ["user hi", "call c1", "output c1 order 1"]
+    # The tool that was cut may have done something: nobody makes its call again unawares.
+    assert spelled(session.items) == [
+        *("user hi", "call c1", "call c2", "output c1 order 1", f"output c2 {UNCERTAIN}")
+    ]
     stream.cancel()
     assert (await stream.rewind()).removed
+    assert session.items == []
+
+
+async def test_a_run_that_is_cancelled_before_it_has_begun_ends() -> None:
+    session = MemorySession()
+    stream = Runner.run_streamed(
+        Agent(name="Agent", model=ScriptedModel([])), "hi", session=session
+    )
+    stream.cancel()
+    assert [event async for event in stream.events()] == []
+    with pytest.raises(RunCancelled):
+        await stream.result()
     assert session.items == []
 
 

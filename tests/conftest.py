@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,16 @@ import pytest
 from capsule_tasks.sessions import Session
 from capsule_tasks.testing.servers import PrivateServer
 from tests.sessions import GilHold
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: it finds nothing and takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -26,7 +37,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     """Show the collector everything again: Hypothesis, if it is loaded only now, looks there."""
-    gc.unfreeze()
+    if "hypothesis" not in sys.modules:
+        gc.unfreeze()
 
 
 def _servers() -> ModuleType:

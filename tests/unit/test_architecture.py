@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import unquote
@@ -202,8 +203,11 @@ def test_a_link_within_the_page_leads_to_a_heading() -> None:
 
 # --- names ---------------------------------------------------------------------------------------
 
-TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
-DEFINED = {name for tree in TREES.values() for name in names_of(tree.body)}
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Each module of the package, parsed: not when tests are collected, as it takes a second."""
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def test_every_name_in_the_page_exists_in_the_package() -> None:
@@ -211,7 +215,8 @@ def test_every_name_in_the_page_exists_in_the_package() -> None:
     spans = set(re.findall(r"`([^`\n]+)`", text))
     named = {name for span in spans for name in re.findall(r"\b(?:[A-Z]\w*[a-z]|on_\w)\w*", span)}
     assert len(named) > 100
-    known = {part for name in DEFINED for part in name.split(".")} | set(dir(builtins))
+    defined = {name for tree in trees().values() for name in names_of(tree.body)}
+    known = {part for name in defined for part in name.split(".")} | set(dir(builtins))
     assert named - known == set()
 
 
@@ -219,7 +224,7 @@ def users_of(name: str) -> set[str]:
     """The modules that define a class of the protocol, or use it."""
     return {
         str(path.relative_to(ROOT))
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if (isinstance(node, ast.ClassDef | ast.alias) and node.name == name)
         or (isinstance(node, ast.Attribute) and node.attr == name)

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import Any
 
 import msgspec
@@ -38,6 +39,8 @@ from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.agents.schemas import as_json
 from capsule_tasks.runs.agents.tools import AgentTool, Tool
 from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.compaction import CompactionReport
+from capsule_tasks.runs.compaction.of_run import CompactedHistory
 from capsule_tasks.runs.contexts import (
     Deserializer,
     SavedContext,
@@ -76,6 +79,8 @@ class _Live:
     setup: RunSetup
     state: RunState
     conversation: Conversation
+    compacted: CompactedHistory | None
+    """The history, if it is kept short by a policy."""
     is_shown: bool = False
     """Whether those who watch were told of the agent whose turn is next."""
 
@@ -155,8 +160,11 @@ class AgentEngine:
 
         A turn that failed ends the run; what it has done goes into the history all the same.
         """
-        live = work.live if isinstance(work.live, _Live) else await self._live(work)
         ports = _LedgerPorts(work, self._on_uncertain)
+        if isinstance(work.live, _Live):
+            live = await _compacted(work.live, ports)
+        else:
+            live = await self._live(work, ports)
         if ports.is_watched and not live.is_shown:
             ports.publish("agent", live.state.agent.name)
         turn = Turn(live.setup, live.state, live.conversation, ports)
@@ -177,7 +185,7 @@ class AgentEngine:
 
     # --- before a turn ---------------------------------------------------------------------------
 
-    async def _live(self, work: TurnWork) -> _Live:
+    async def _live(self, work: TurnWork, ports: _LedgerPorts) -> _Live:
         """The run as it was last committed, with the decisions that were taken since."""
         claim = work.claim
         if claim.schema == INPUT_SCHEMA:
@@ -199,12 +207,18 @@ class AgentEngine:
             state = resumed(claim)
             state.with_graph(self._graph)
             context = restored_context(state.context, deserializer=self._deserializer)
-        callback = self._config.session_input_callback
-        history = work.history if state.conversation is None else None
-        conversation = await conversation_of(state, history, callback=callback)
         about = RunContext(run_id=claim.run_id, session_id=claim.session_id, context=context)
         setup = RunSetup(self._book, self._config, about, state.max_turns)
-        return _Live(setup, state, conversation)
+        history = work.history if state.conversation is None else None
+        compacted = CompactedHistory.of(self._config, history, state)
+        # A turn that was begun has replies to the view that it had: it is not compacted before the
+        # next one.
+        if compacted is not None and not claim.journal:
+            state, conversation = await compacted.begun(state, ports.tell_compaction(state))
+        else:
+            callback = self._config.session_input_callback
+            conversation = await conversation_of(state, history, callback=callback)
+        return _Live(setup, state, conversation, compacted)
 
     def _given(self, context: Any) -> Any:
         """The context that a run was started with."""
@@ -231,7 +245,7 @@ class AgentEngine:
             about["output"] = output
             return TurnEnd(snapshot, CURRENT_SCHEMA_VERSION, agent, "completed", **about)
         is_shown = state.agent == live.state.agent
-        after = _Live(live.setup, state, done.conversation, is_shown)
+        after = _Live(live.setup, state, done.conversation, live.compacted, is_shown)
         return TurnEnd(snapshot, CURRENT_SCHEMA_VERSION, agent, live=after, **about)
 
     def _saved(self, context: Any) -> SavedContext:
@@ -240,6 +254,15 @@ class AgentEngine:
         if saved.kind == "omitted":
             raise ContextNotStorable(saved.type or "unknown", saved.warning or "")
         return saved
+
+
+async def _compacted(live: _Live, ports: _LedgerPorts) -> _Live:
+    """The run before its next turn, once its history is compacted, if that is due."""
+    if live.compacted is None:
+        return live
+    told = ports.tell_compaction(live.state)
+    state, conversation = await live.compacted.between_turns(live.state, live.conversation, told)
+    return changed(live, state=state, conversation=conversation)
 
 
 class _LedgerPorts:
@@ -306,6 +329,15 @@ class _LedgerPorts:
             self._publish(event)
         else:  # a tool in a thread
             self._loop.call_soon_threadsafe(self._publish, event)
+
+    def tell_compaction(self, state: RunState) -> Callable[[CompactionReport], None]:
+        """Publishes what came of a compaction in a run of this state."""
+
+        def tell(report: CompactionReport) -> None:
+            for kind, data in report.events():
+                self.publish(kind, state.agent.name, data)
+
+        return tell
 
 
 def _failed(

@@ -12,10 +12,11 @@ import pytest
 from capsule_tasks import Handoff, RunConfig, ToolContext, function_tool
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.runs.approvals import fingerprint_of
+from capsule_tasks.runs.compaction import Compaction, SummaryCompactor
 from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage import PlannedCall, RunStore
-from capsule_tasks.testing.models import ScriptedModel, StatelessModel, calls, hands_over
+from capsule_tasks.testing.models import ScriptedModel, StatelessModel, calls, hands_over, says
 from tests.integration.agents.runs import LOOK, alone, look, office, one_agent, runs_of
 from tests.integration.durable_agents import Runs, brief
 
@@ -483,3 +484,22 @@ async def test_a_reply_to_another_input_is_discarded_and_reported(store: RunStor
     assert (await runs.drive()).status == "completed"
     assert len(asked) == 3
     assert [event.kind for event in runs.events].count("replies_discarded") == 1
+
+
+async def test_a_long_history_is_compacted_between_turns(store: RunStore) -> None:
+    summary = SummaryCompactor(ScriptedModel([says("in short")] * 9), keep_last=2)
+    config = RunConfig(compaction=Compaction(summary, threshold_items=5))
+    turns = [calls("look", {"what": "door"}, f"c{number}") for number in range(4)]
+    agent = one_agent(tools=[look])
+    agent.model = ScriptedModel([*turns, "done"])
+    runs = runs_of(store, agent, run_config=config)
+    await runs.start()
+    assert (await runs.drive()).status == "completed"
+    compactions = [event for event in runs.events if event.kind == "compaction"]
+    assert len(compactions) >= 1
+    items = await runs.items()
+    agent_alone = one_agent(tools=[look])
+    agent_alone.model = ScriptedModel([*turns, "done"])
+    _, items_alone = await alone(store, agent_alone, run_config=config)
+    assert brief(items) == brief(items_alone)
+    assert (await store.read("r")).usage.requests == 5 + len(compactions)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,15 @@ from typing import Any
 import pytest
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks import Capsule, Execution
+from capsule_tasks import Capsule, Execution, SyncHistory
 from capsule_tasks.client.redis_location import needed_redis_url
+from capsule_tasks.client.runs.handle import RunHandle
 from capsule_tasks.client.steps import Steps
 from capsule_tasks.client.tools import code, code_tool, task_tool
 from capsule_tasks.client.tools.following import execution_id
-from capsule_tasks.errors import CodeNotRun, EffectUncertain, WrongArguments
+from capsule_tasks.errors import CodeNotRun, EffectUncertain, RunCancelled, WrongArguments
+from capsule_tasks.protocol.events import Accepted, AttemptClaimed
+from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import ToolContext
 from capsule_tasks.runs.agents.tools import Tool
@@ -26,6 +31,7 @@ from tests.acceptance.others.agent_app import declare_tasks
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
 
 APP = "tests.acceptance.others.agent_app"
+LEASE_S = 2.0
 AGENT = Agent(name="tester")
 
 
@@ -34,7 +40,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker on a server of this module's own, since a host takes whatever session is wanted."""
     with (
         PrivateServer(tmp_path_factory.mktemp("redis")) as server,
-        Worker(server.url, tmp_path_factory.mktemp("worker"), app=APP) as worker,
+        Worker(
+            server.url,
+            tmp_path_factory.mktemp("worker"),
+            app=APP,
+            concurrency=3,
+            TEST_CONF=json.dumps({"capsule_lease_s": LEASE_S}),
+        ) as worker,
     ):
         yield worker
 
@@ -191,7 +203,8 @@ def test_a_task_is_cancelled_when_its_time_is_over(worker: Worker, tasks: Simple
     tool, call, key = task_tool(tasks.hold, timeout_s=1.0), Call(), unique()
     with pytest.raises(TimeoutError, match=r"tools\.hold took longer than 1 s: it was cancelled"):
         made(tool, call, key=key)
-    assert worker.app.AsyncResult(execution_id(call)).state == "REVOKED"
+    result = worker.app.AsyncResult(execution_id(call))
+    eventually(lambda: result.state == "REVOKED", "the end of the task")  # just after its event
 
 
 def test_a_task_that_no_worker_takes_never_runs_after_its_time(tasks: SimpleNamespace) -> None:
@@ -329,3 +342,82 @@ def test_code_that_no_worker_hosts_is_refused(
         made(code_tool(capsule.app, profile="strange"), call, code="1")
     events = Execution(execution_id(call), app=capsule.app).events()
     assert [str(event.message.outcome) for event in events][-1] == "cancelled"
+
+
+# --- durable runs --------------------------------------------------------------------------------
+
+
+def outputs(run: RunHandle, history: str) -> dict[str, Any]:
+    """The outputs of the calls of a run, by their ids."""
+    with SyncHistory(history, needed_redis_url(run.app)) as items:
+        return {
+            item["call_id"]: item["output"]
+            for item in items.get_items()
+            if item.get("type") == "function_call_output"
+        }
+
+
+def told(run: RunHandle, kind: str) -> list[Any]:
+    messages = [event.message for event in run.events()]
+    return [each.data for each in messages if isinstance(each, RunEvent) and each.kind == kind]
+
+
+def test_a_durable_run_calls_tasks_and_code(capsule: Capsule) -> None:
+    session = unique()
+    run = capsule.runs.start("calculator", "go", session=session)
+    assert run.result(timeout_s=HANG_S) == "done"
+    made = outputs(run, session)
+    assert (made["c1"], made["c2"], made["c4"]) == ("42", "n is 40\n", "42")
+    assert made["c3"] == "The tool failed: ValueError: a dud"
+    texts = dict.fromkeys(("c1", "c2"), "")
+    for each in told(run, "tool_text"):
+        texts[each["call_id"]] += each["text"]
+    assert texts == {"c1": "6 times 7\n", "c2": "n is 40\n"}
+    assert capsule.session(session).execute("n").get(timeout=HANG_S) == 40
+    assert [event.kind for event in _run_events(run)][:2] == ["run_claimed", "agent"]
+
+
+def _run_events(run: RunHandle) -> list[RunEvent]:
+    messages = [event.message for event in run.events()]
+    return [each for each in messages if isinstance(each, RunEvent)]
+
+
+def driver_of(run: RunHandle) -> int:
+    """The process that drives a run."""
+    messages = [event.message for event in run.execution.tail()]
+    return [each.pid for each in messages if isinstance(each, Accepted)][-1]
+
+
+def test_a_run_whose_process_is_killed_waits_for_its_task(worker: Worker, capsule: Capsule) -> None:
+    key = unique()
+    run = capsule.runs.start("holder", key)
+    worker.heard(key)
+    os.kill(driver_of(run), signal.SIGKILL)
+    worker.go(key)
+    assert run.result(timeout_s=HANG_S) == "done"
+    assert outputs(run, run.id) == {"c1": f"held {key}"}
+    assert effects(worker, key) == 1
+    claims = [event for event in run.events() if isinstance(event.message, AttemptClaimed)]
+    assert len(claims) == 2
+    assert len({each["execution"] for each in told(run, "tool_execution")}) == 1
+
+
+def test_a_run_that_is_cancelled_cancels_its_task(worker: Worker, capsule: Capsule) -> None:
+    key = unique()
+    run = capsule.runs.start("holder", key)
+    worker.heard(key)
+    [execution] = [each["execution"] for each in _told_so_far(run, "tool_execution")]
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        run.result(timeout_s=HANG_S)
+    result = worker.app.AsyncResult(execution)
+    eventually(lambda: result.state == "REVOKED", "the end of the task")
+
+
+def _told_so_far(run: RunHandle, kind: str) -> list[Any]:
+    def look() -> list[Any]:
+        messages = [event.message for event in run.execution.tail()]
+        return [each.data for each in messages if isinstance(each, RunEvent) and each.kind == kind]
+
+    found: list[Any] = eventually(look, f"an event {kind}")
+    return found

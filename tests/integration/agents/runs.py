@@ -88,3 +88,12 @@ def one_agent(*replies: Any, tools: Any = (), **fields: Any) -> Agent:
 
 def runs_of(store: RunStore, agent: Agent, worker: str = "w1", **options: Any) -> Runs:
     return Runs(store, AgentEngine(agent, **options), worker)
+
+
+def payer(done: list[int]) -> Any:
+    @function_tool(needs_approval=True)
+    async def pay(euros: int) -> str:
+        done.append(euros)
+        return f"paid {euros}"
+
+    return pay

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from capsule_tasks import History, SyncHistory
+from capsule_tasks.durable import OnUncertain
+from capsule_tasks.durable.agent_engine import AgentEngine
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.functions import function_tool
@@ -16,18 +19,21 @@ from capsule_tasks.runs.agents.handoffs import Handoff, HandoffInput
 from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.compaction import (
     Compaction,
+    OldItems,
     ResponsesCompactor,
     SummaryCompactor,
     summary_message,
 )
 from capsule_tasks.runs.compaction.cutting import has_halves, is_compaction
+from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.runs.engine.results import RunResult
 from capsule_tasks.runs.engine.runner import Runner
-from capsule_tasks.runs.models.model import ModelReply, ModelSettings
-from capsule_tasks.runs.records import Item
+from capsule_tasks.runs.models.model import ModelReply, ModelRequest, ModelSettings
+from capsule_tasks.runs.records import Item, Spent
 from capsule_tasks.runs.state import RunState
-from capsule_tasks.storage import AsyncConnections
-from capsule_tasks.testing.models import ScriptedModel, calls, says
+from capsule_tasks.storage import AsyncConnections, RunStore
+from capsule_tasks.testing.models import ScriptedModel, StatelessModel, calls, says
+from tests.integration.durable_agents import Door, Effect, Killer, Runs, kill_points
 from tests.integration.histories import own_settings
 from tests.integration.killing import cancelled_at
 
@@ -324,3 +330,79 @@ async def test_runs_of_one_session_compact_it_side_by_side(history: History) -> 
     found = await asyncio.gather(*map(run, range(4)))
     assert found == [f"done {number}" for number in range(4)]
     assert not has_halves(await history.get_items())
+
+
+# --- durable runs --------------------------------------------------------------------------------
+
+LAST = 6
+
+
+def _latest(items: Sequence[Item]) -> int:
+    """The number of the last order that these items, or a summary among them, tell of."""
+    numbers = [re.findall(r"order-(\d+)", str(item)) for item in items]
+    return max((int(each) for found in numbers for each in found), default=0)
+
+
+class Orders(StatelessModel):
+    """Looks at one order after the other. It goes on from a summary, too, in any process."""
+
+    def choose(self, request: ModelRequest) -> tuple[int, Any]:
+        number = _latest(request.input) + 1
+        if number > LAST:
+            return number, [says("all done")]
+        return number, [calls("look", {"what": f"order-{number}"}, f"c{number}")]
+
+
+class Numbers:
+    """A compactor that says which order was the last."""
+
+    keep_last = 2
+
+    async def compacted(self, old: OldItems) -> ModelReply:
+        summary = summary_message(f"all up to order-{_latest(old.items)}")
+        return ModelReply(items=[summary], spent=Spent(requests=1))
+
+
+def orders(effect: Effect, on_call: Callable[[], None], policy: OnUncertain) -> AgentEngine:
+    @function_tool
+    async def look(what: str) -> str:
+        effect(f"look {what}")
+        return f"saw {what} " * 10
+
+    agent = Agent(name="front", model=Orders([], on_call=lambda _: on_call()), tools=[look])
+    compaction = Compaction(Numbers(), threshold_items=5)
+    return AgentEngine(agent, run_config=RunConfig(compaction=compaction), on_uncertain=policy)
+
+
+async def test_a_durable_run_is_compacted_between_its_turns(store: RunStore) -> None:
+    runs = Runs(store, orders(lambda _: None, lambda: None, "park"))
+    await runs.start()
+    assert await runs.to_end() == "completed"
+    assert (await store.read("r")).result == b'"all done"'
+    assert kinds(await runs.items()) == ["compaction", "call c6", "_output c6", "assistant"]
+    reports = [event for event in runs.events if event.kind == "compaction"]
+    assert [event.agent for event in reports] == ["front"] * 3
+    assert (await store.read("r")).usage.requests == LAST + 1 + len(reports)
+
+
+def test_a_kill_around_a_compaction_loses_nothing(valkey_url: str, prefix: str) -> None:
+    killer = Killer(valkey_url, prefix, "park", Door(orders, UNCERTAIN))
+    killer.start("whole")
+    assert killer.drive("whole", "w", None)
+    wanted = killer.outcome("whole")[:2]
+    assert wanted == ("completed", b'"all done"')
+    count = 0
+    for at, run_id in kill_points(killer, 13):
+        count += 1
+        assert killer.outcome(run_id)[:2] == wanted, at
+        assert killer.effects(run_id) == killer.effects("whole"), at
+        history = asyncio.run(_history(killer, run_id))
+        assert not has_halves(history), at
+        assert kinds(history)[0] == "compaction", at
+        assert sum(map(is_compaction, history)) == 1, at
+    assert count > 5
+
+
+async def _history(killer: Killer, run_id: str) -> list[Item]:
+    async with killer.store() as store:
+        return await Runs(store, killer.door.of_office()).items(run_id)

@@ -288,11 +288,12 @@ class RunState(Part, frozen=True):
         nested = {each: state.with_standing(*decisions) for each, state in self.nested.items()}
         return replace(self, approvals=self.approvals.with_standing(*decisions), nested=nested)
 
-    def _identities(self) -> set[AgentId]:
+    def _identities(self) -> Iterable[AgentId]:
         # Standing decisions may be about agents that are used as tools, which have other graphs.
         parts: list[Any] = [*self.calls, *self.approvals.exact, *self.tool_use]
         parts += [*self.usage, *self.responses, *self.guardrails]
-        return {self.start_agent, self.agent, *(part.agent for part in parts)}
+        # In this order, so that an error names the same agent each time.
+        return dict.fromkeys((self.start_agent, self.agent, *(part.agent for part in parts)))
 
 
 _HEAD = f'{{"{VERSION_FIELD}":"{CURRENT_SCHEMA_VERSION}",'

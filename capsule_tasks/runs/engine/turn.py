@@ -61,16 +61,9 @@ from capsule_tasks.runs.state import RunState
 _OUTPUT = "function_call_output"
 
 
-async def make_turn(
-    run: RunSetup, state: RunState, conversation: Conversation, ports: TurnPorts
-) -> TurnDone:
-    """Make one turn. Raises TurnFailed; errors of the ports and cancels pass through."""
-    return await Turn(run, state, conversation, ports).make()
-
-
 @dataclass
 class Turn:
-    """A turn while it is being made. After a cancel, `cut` has what is to be stored."""
+    """One turn. After a cancel, or an error but TurnFailed, `cut` has what is to be stored."""
 
     run: RunSetup
     state: RunState
@@ -86,6 +79,7 @@ class Turn:
     """The inner runs that are not over, by the ids of their calls."""
 
     async def make(self) -> TurnDone:
+        """Make the turn, once. Raises TurnFailed; errors of the ports and cancels pass through."""
         try:
             return await self._made_whole()
         except (RunStopped, CallChanged, ToolTimeout) as error:

@@ -6,11 +6,12 @@ called with. `Checked` applies the same annotations there.
 
 # The annotations are needed as objects when a settings struct is first made, also by each child:
 # without `from __future__ import annotations` nothing has to be evaluated then.
+import inspect
 import operator
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -88,8 +89,12 @@ def checked_setting(kind: type[Settings], field: str, value: T, name: str) -> T:
 def check_value(name: str, value: object, kind: Any) -> None:
     """Refuse a value that an annotation does not allow."""
     rule = _rule(kind)
-    if not rule.allows(value):
-        raise InvalidSetting(name, value, rule.must)
+    if rule.allows(value):
+        return
+    if get_origin(kind) is list and isinstance(value, list):
+        for index, each in enumerate(value):
+            check_value(f"{name}[{index}]", each, get_args(kind)[0])
+    raise InvalidSetting(name, value, rule.must)
 
 
 class _Rule(msgspec.Struct, frozen=True):
@@ -112,14 +117,20 @@ def _rule(kind: Any) -> _Rule:
     if origin is Literal:
         return _Rule(args.__contains__, "one of " + ", ".join(map(repr, args)))
     if origin in {Union, UnionType}:
-        given = _rule(args[0])  # the other one is None
-        return _Rule(lambda value: value is None or given.allows(value), f"{given.must}, or None")
-    if origin is tuple:
+        rules = [_rule(each) for each in args if each is not NoneType]
+        takes_none = NoneType in args
+        return _Rule(
+            lambda value: (value is None and takes_none) or any(r.allows(value) for r in rules),
+            " or ".join(rule.must for rule in rules) + (", or None" if takes_none else ""),
+        )
+    if origin in {tuple, list, frozenset}:
         item = _rule(args[0])
         return _Rule(
-            lambda value: isinstance(value, tuple) and all(map(item.allows, value)),
-            f"a tuple of {getattr(args[0], '__origin__', args[0]).__name__}",
+            lambda value: isinstance(value, origin) and all(map(item.allows, value)),
+            f"a {origin.__name__} of {_name_of(args[0])}",
         )
+    if origin is Callable:
+        return _function_of(None if args[0] is ... else len(args[0]))
     if origin is dict:
         key, item = map(_rule, args)
         return _Rule(
@@ -131,6 +142,34 @@ def _rule(kind: Any) -> _Rule:
             f"a dict of {args[0].__name__} to {args[1].__name__}",
         )
     return _Rule(lambda value: kind is Any or _is(value, kind), f"of type {kind.__name__}")
+
+
+def _name_of(kind: Any) -> str:
+    if get_origin(kind) in {Union, UnionType}:
+        return " or ".join(map(_name_of, get_args(kind)))
+    name: str = getattr(kind, "__origin__", kind).__name__
+    return name
+
+
+def _function_of(count: int | None) -> _Rule:
+    if count is None:
+        return _Rule(callable, "a function")
+    return _Rule(lambda value: takes(value, count), f"a function of {count} arguments")
+
+
+def takes(value: object, count: int) -> bool:
+    """Whether this can be called with so many arguments, as far as it says."""
+    if not callable(value):
+        return False
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return True  # written in C, and says nothing
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _bounded(kind: Any, bounds: Meta) -> _Rule:

@@ -6,21 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from capsule_tasks.runs.agents.checking import (
-    check,
-    check_flag,
-    check_function,
-    check_list,
-    check_text,
-    is_function,
-    snake_case,
-)
+from capsule_tasks.runs.agents.checking import check_fields, snake_case
 from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
 from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.agents.outputs import output_type_of
 from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
 from capsule_tasks.runs.models.model import Model, ModelSettings
+from capsule_tasks.settings import Text
 
 Instructions = str | Callable[[RunContext, "Agent"], str | Awaitable[str]] | None
 
@@ -45,7 +38,7 @@ AfterTools = (
 class Agent:
     """A model with instructions, tools, and agents to which it may give the run."""
 
-    name: str
+    name: Text
     instructions: Instructions = None
     model: Model | str | None = None
     """A model, or a name for the model provider of the run."""
@@ -61,36 +54,16 @@ class Agent:
     or that of the tools with these names, or whatever a function returns that is not None."""
     reset_tool_choice: bool = True
     """After a tool was used, `tool_choice` is the model's own again: it would call it for ever."""
-    handoff_description: str | None = None
-    key: str | None = None
+    handoff_description: Text | None = None
+    key: Text | None = None
     """Tells apart agents of one name that are otherwise alike."""
 
     def __post_init__(self) -> None:
-        check_text("Agent.name", self.name)
-        of = f"Agent({self.name}).{{}}".format
-        if self.instructions is not None and not isinstance(self.instructions, str):
-            check_function(of("instructions"), self.instructions, 2)
-        is_model = self.model is None or isinstance(self.model, str | Model)
-        check(of("model"), self.model, is_model, "None, a name or a Model")
-        settings: object = self.model_settings
-        is_settings = isinstance(settings, ModelSettings)
-        check(of("model_settings"), settings, is_settings, "ModelSettings")
-        check_list(of("tools"), self.tools, (Tool, AgentTool, HostedTool))
-        check_list(of("handoffs"), self.handoffs, (Agent, Handoff))
+        check_fields(Agent, self, self.name)
         for target in self.handoffs:
             if isinstance(target, Agent):
                 Handoff(target)  # an agent may have a name that makes no name of a tool
-        check_list(of("input_guardrails"), self.input_guardrails, (InputGuardrail,))
-        check_list(of("output_guardrails"), self.output_guardrails, (OutputGuardrail,))
         output_type_of(self.output_type)
-        rule: Any = self.after_tools
-        is_name = rule in ("ask_again", "stop") or isinstance(rule, frozenset)
-        must = "'ask_again', 'stop', a frozenset of names, or a function of 2 arguments"
-        check(of("after_tools"), rule, is_name or is_function(rule, 2), must)
-        check_flag(of("reset_tool_choice"), self.reset_tool_choice)
-        for name in ("handoff_description", "key"):
-            if getattr(self, name) is not None:
-                check_text(of(name), getattr(self, name))
 
     def clone(self, **changes: Any) -> Self:
         """A copy of the agent with some of its fields changed; lists are copied."""

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from capsule_tasks.runs.agents.checking import check, check_flag, check_function, check_text
+from capsule_tasks.runs.agents.checking import check, check_fields
+from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.records import Item
+from capsule_tasks.settings import Text, takes
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.agents.agent import Agent
-    from capsule_tasks.runs.agents.contexts import RunContext
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Verdict:
     info: Any = None
 
     def __post_init__(self) -> None:
-        check_flag("Verdict.tripped", self.tripped)
+        check_fields(Verdict, self)
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,7 @@ class ToolVerdict:
     info: Any = None
 
     def __post_init__(self) -> None:
-        is_known = self.behavior in ("allow", "reject", "raise")
-        check("ToolVerdict.behavior", self.behavior, is_known, "'allow', 'reject' or 'raise'")
-        is_text = self.message is None or isinstance(self.message, str)
-        check("ToolVerdict.message", self.message, is_text, "None or a text")
+        check_fields(ToolVerdict, self)
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,12 @@ class InputGuardrail:
     """Checks the input of a run, beside the first model call or before it."""
 
     check: Callable[[RunContext, Agent, str | list[Item]], Verdict | Awaitable[Verdict]]
-    name: str
+    name: Text
     parallel: bool = True
     """Beside the first model call, whose reply waits for the verdict; else before that call."""
 
     def __post_init__(self) -> None:
-        _check_guardrail(self, 3)
-        check_flag(f"InputGuardrail({self.name}).parallel", self.parallel)
+        check_fields(InputGuardrail, self, self.name)
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,10 @@ class OutputGuardrail:
     """Checks the final output of a run before it is stored or returned."""
 
     check: Callable[[RunContext, Agent, Any], Verdict | Awaitable[Verdict]]
-    name: str
+    name: Text
 
     def __post_init__(self) -> None:
-        _check_guardrail(self, 3)
+        check_fields(OutputGuardrail, self, self.name)
 
 
 @dataclass(frozen=True)
@@ -76,20 +73,14 @@ class ToolGuardrail:
 
     check: Callable[..., ToolVerdict | Awaitable[ToolVerdict]]
     """Called with the `ToolContext`; one for outputs also with the output."""
-    name: str
+    name: Text
     before_approval: bool = False
 
     def __post_init__(self) -> None:
-        _check_guardrail(self, 1, 2)
-        check_flag(f"ToolGuardrail({self.name}).before_approval", self.before_approval)
-
-
-def _check_guardrail(
-    guardrail: InputGuardrail | OutputGuardrail | ToolGuardrail, *arguments: int
-) -> None:
-    kind = type(guardrail).__name__
-    check_text(f"{kind}.name", guardrail.name)
-    check_function(f"{kind}({guardrail.name}).check", guardrail.check, *arguments)
+        check_fields(ToolGuardrail, self, self.name)
+        takes_call = takes(self.check, 1) or takes(self.check, 2)
+        must = "a function of 1 or 2 arguments"
+        check(f"ToolGuardrail({self.name}).check", self.check, takes_call, must)
 
 
 # --- decorators ----------------------------------------------------------------------------------

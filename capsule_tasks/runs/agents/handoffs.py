@@ -8,21 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from capsule_tasks.errors import InvalidSetting, WrongArguments
-from capsule_tasks.runs.agents.checking import (
-    check,
-    check_condition,
-    check_function,
-    check_tool_name,
-    is_agent,
-    snake_case,
-)
+from capsule_tasks.runs.agents.checking import check, check_fields, check_tool_name, snake_case
+from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.schemas import Codec, Unfit, as_strict_as_possible
 from capsule_tasks.runs.models.model import ToolSpec
 from capsule_tasks.runs.records import Item
+from capsule_tasks.settings import takes
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.agents.agent import Agent
-    from capsule_tasks.runs.agents.contexts import RunContext
 
 _NO_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -62,16 +56,13 @@ class Handoff:
     is_enabled: bool | Callable[[RunContext, Agent], bool | Awaitable[bool]] = True
 
     def __post_init__(self) -> None:
-        check("Handoff.agent", self.agent, is_agent(self.agent), "an Agent")
+        check_fields(Handoff, self, getattr(self.agent, "name", ""))
         check_tool_name(f"name of the handoff to {self.agent.name}", self.tool_name)
         of = f"Handoff({self.agent.name}).{{}}".format
-        is_text = self.description is None or isinstance(self.description, str)
-        check(of("description"), self.description, is_text, "None or a text")
         if self.on_handoff is not None:
-            check_function(of("on_handoff"), self.on_handoff, 1 + (self.input_type is not None))
-        if self.input_filter is not None:
-            check_function(of("input_filter"), self.input_filter, 1)
-        check_condition(of("is_enabled"), self.is_enabled, 2)
+            count = 1 + (self.input_type is not None)
+            must = f"a function of {count} arguments"
+            check(of("on_handoff"), self.on_handoff, takes(self.on_handoff, count), must)
         try:
             is_object = self._codec is None or "properties" in self._codec.schema
         except Exception as error:  # noqa: BLE001  msgspec, or an author's class, raises anything

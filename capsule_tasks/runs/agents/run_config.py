@@ -6,12 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from capsule_tasks.runs.agents.agent import Agent
-from capsule_tasks.runs.agents.checking import (
-    check,
-    check_flag,
-    check_function,
-    check_list,
-)
+from capsule_tasks.runs.agents.checking import check_fields
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
 from capsule_tasks.runs.agents.handoffs import HandoffFilter
@@ -30,14 +25,6 @@ class ModelInput:
 
 
 InputFilter = Callable[[RunContext, Agent, ModelInput], ModelInput | Awaitable[ModelInput]]
-
-_FUNCTIONS = {
-    "model_provider": 1,
-    "session_input_callback": 2,
-    "input_filter": 3,
-    "handoff_input_filter": 1,
-}
-"""The functions of a RunConfig, and how many arguments each is given."""
 
 
 @dataclass(kw_only=True, frozen=True, eq=False)
@@ -66,16 +53,4 @@ class RunConfig:
     """Let the server keep the conversation of this run, each call naming the reply before it."""
 
     def __post_init__(self) -> None:
-        is_model = self.model is None or isinstance(self.model, str | Model)
-        check("RunConfig.model", self.model, is_model, "None, a name or a Model")
-        settings: object = self.model_settings
-        is_settings = settings is None or isinstance(settings, ModelSettings)
-        check("RunConfig.model_settings", settings, is_settings, "None or ModelSettings")
-        for name, count in _FUNCTIONS.items():
-            if (value := getattr(self, name)) is not None:
-                check_function(f"RunConfig.{name}", value, count)
-        check_list("RunConfig.input_guardrails", self.input_guardrails, (InputGuardrail,))
-        check_list("RunConfig.output_guardrails", self.output_guardrails, (OutputGuardrail,))
-        is_policy = self.compaction is None or isinstance(self.compaction, Compaction)
-        check("RunConfig.compaction", self.compaction, is_policy, "None or a Compaction")
-        check_flag("RunConfig.auto_previous_response_id", self.auto_previous_response_id)
+        check_fields(RunConfig, self)

@@ -6,32 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from capsule_tasks.errors import ToolTimeout, WrongArguments
-from capsule_tasks.runs.agents.checking import (
-    check,
-    check_condition,
-    check_flag,
-    check_function,
-    check_list,
-    check_seconds,
-    check_tool_name,
-    is_agent,
-    is_function,
-)
-from capsule_tasks.runs.agents.contexts import ToolContext
+from capsule_tasks.runs.agents.checking import check, check_fields, check_tool_name
+from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
 from capsule_tasks.runs.agents.guardrails import ToolGuardrail
 from capsule_tasks.runs.agents.schemas import Codec, Unfit, strict_schema
 from capsule_tasks.runs.identity import ToolKey
 from capsule_tasks.runs.models.model import ToolSpec
 from capsule_tasks.runs.parking import Limits
+from capsule_tasks.settings import PositiveCount, PositiveSeconds
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.agents.agent import Agent
-    from capsule_tasks.runs.agents.contexts import RunContext
 
 OnUncertain = Literal["retry", "park", "fail", "tell"]
 """The policy for a tool call that was started and may or may not have been made: make it again,
@@ -56,7 +46,7 @@ class Tool:
     is_enabled: bool | Callable[[RunContext, Agent], bool | Awaitable[bool]] = True
     input_guardrails: list[ToolGuardrail] = field(default_factory=list)
     output_guardrails: list[ToolGuardrail] = field(default_factory=list)
-    timeout_s: float | None = None
+    timeout_s: PositiveSeconds | None = None
     """A call that takes longer leaves the call uncertain; a function in a thread goes on there."""
     on_error: Callable[[ToolContext, Exception], str] | Literal["tell", "raise"] = "tell"
     """The text for the model about an error of the tool; `raise` fails the run."""
@@ -68,25 +58,10 @@ class Tool:
     """Raises WrongArguments for arguments that do not fit, so that nobody is asked about them."""
 
     def __post_init__(self) -> None:
-        _check_common(self)
-        of = f"Tool({self.name}).{{}}".format
-        check(of("parameters"), self.parameters, isinstance(self.parameters, dict), "a JSON schema")
-        check_function(of("invoke"), self.invoke, 2)
-        check_flag(of("strict"), self.strict)
+        check_tool_name("Tool.name", self.name)
+        check_fields(Tool, self, self.name)
         if self.namespace is not None:
-            check_tool_name(of("namespace"), self.namespace)
-        check_list(of("input_guardrails"), self.input_guardrails, (ToolGuardrail,))
-        check_list(of("output_guardrails"), self.output_guardrails, (ToolGuardrail,))
-        check_seconds(of("timeout_s"), self.timeout_s)
-        is_rule = self.on_error in ("tell", "raise") or is_function(self.on_error, 2)
-        check(
-            of("on_error"), self.on_error, is_rule, "'tell', 'raise' or a function of 2 arguments"
-        )
-        is_known = self.on_uncertain in (None, *get_args(OnUncertain))
-        must = f"None or one of {', '.join(get_args(OnUncertain))}"
-        check(of("on_uncertain"), self.on_uncertain, is_known, must)
-        if self.check is not None:
-            check_function(of("check"), self.check, 1)
+            check_tool_name(f"Tool({self.name}).namespace", self.namespace)
 
     @cached_property
     def key(self) -> ToolKey:
@@ -132,21 +107,15 @@ class AgentTool:
     agent: Agent
     needs_approval: bool | Callable[[ToolContext], bool | Awaitable[bool]] = False
     is_enabled: bool | Callable[[RunContext, Agent], bool | Awaitable[bool]] = True
-    max_turns: int | None = None
+    max_turns: PositiveCount | None = None
     """Of the inner run; None for that of the run."""
     output: Callable[[Any], Any] | None = None
     """Makes the tool's output of the inner run's."""
     limits: Limits | None = None
 
     def __post_init__(self) -> None:
-        _check_common(self)
-        of = f"AgentTool({self.name}).{{}}".format
-        check(of("agent"), self.agent, is_agent(self.agent), "an Agent")
-        turns = self.max_turns
-        is_count = turns is None or (type(turns) is int and turns > 0)
-        check(of("max_turns"), turns, is_count, "None or a whole number above 0")
-        if self.output is not None:
-            check_function(of("output"), self.output, 1)
+        check_tool_name("AgentTool.name", self.name)
+        check_fields(AgentTool, self, self.name)
 
     @cached_property
     def key(self) -> ToolKey:
@@ -185,14 +154,3 @@ class HostedTool:
 
     def as_spec(self) -> ToolSpec:
         return ToolSpec(name=self.name, description="", parameters={}, hosted=self.spec)
-
-
-def _check_common(tool: Tool | AgentTool) -> None:
-    kind = type(tool).__name__
-    check_tool_name(f"{kind}.name", tool.name)
-    of = f"{kind}({tool.name}).{{}}".format
-    check(of("description"), tool.description, isinstance(tool.description, str), "a text")
-    check_condition(of("needs_approval"), tool.needs_approval, 1)
-    check_condition(of("is_enabled"), tool.is_enabled, 2)
-    is_valid = tool.limits is None or isinstance(tool.limits, Limits)
-    check(of("limits"), tool.limits, is_valid, "None or Limits")

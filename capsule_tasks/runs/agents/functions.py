@@ -48,15 +48,7 @@ def function_tool(
 
 
 def function_tool(
-    function: Function | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    strict: bool | None = None,
-    input_guardrails: Sequence[ToolGuardrail] = (),
-    output_guardrails: Sequence[ToolGuardrail] = (),
-    **options: Any,
+    function: Function | None = None, /, **options: Any
 ) -> Tool | Callable[[Function], Tool]:
     """Make a tool of a function: `@function_tool`, or `@function_tool(needs_approval=True, …)`.
 
@@ -68,27 +60,18 @@ def function_tool(
     The schema is strict (`additionalProperties` is false, every parameter required, null for a
     default) if it can be. `strict=True` refuses a function whose schema cannot be strict.
     """
-
-    def made(function: Function) -> Tool:
-        return _tool_of(
-            function,
-            name=name,
-            description=description,
-            strict=strict,
-            input_guardrails=list(input_guardrails),
-            output_guardrails=list(output_guardrails),
-            **options,
-        )
-
+    made: Callable[[Function], Tool] = partial(_tool_of, **options)
     return made if function is None else made(function)
 
 
 def _tool_of(
     function: Function,
     *,
-    name: str | None,
-    description: str | None,
-    strict: bool | None,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool | None = None,
+    input_guardrails: Sequence[ToolGuardrail] = (),
+    output_guardrails: Sequence[ToolGuardrail] = (),
     **options: Any,
 ) -> Tool:
     if not callable(function):
@@ -113,6 +96,8 @@ def _tool_of(
         invoke=invoke,
         strict=parameters.strict,
         check=parameters.check,
+        input_guardrails=list(input_guardrails),
+        output_guardrails=list(output_guardrails),
         **options,
     )
 

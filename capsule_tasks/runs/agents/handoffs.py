@@ -7,10 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from capsule_tasks.errors import InvalidSetting, WrongArguments
+import msgspec
+
+from capsule_tasks.errors import WrongArguments
 from capsule_tasks.runs.agents.checking import check, check_fields, check_tool_name, snake_case
 from capsule_tasks.runs.agents.contexts import RunContext
-from capsule_tasks.runs.agents.schemas import Codec, Unfit, as_strict_as_possible
+from capsule_tasks.runs.agents.schemas import Codec, Unfit, codec_of, made_strict
 from capsule_tasks.runs.models.model import ToolSpec
 from capsule_tasks.runs.records import Item
 from capsule_tasks.settings import takes
@@ -18,12 +20,9 @@ from capsule_tasks.settings import takes
 if TYPE_CHECKING:
     from capsule_tasks.runs.agents.agent import Agent
 
-_NO_PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "required": [],
-    "additionalProperties": False,
-}
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """The arguments of a handoff without an `input_type`."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,7 @@ class Handoff:
             count = 1 + (self.input_type is not None)
             must = f"a function of {count} arguments"
             check(of("on_handoff"), self.on_handoff, takes(self.on_handoff, count), must)
-        try:
-            is_object = self._codec is None or "properties" in self._codec.schema
-        except Exception as error:  # noqa: BLE001  msgspec, or an author's class, raises anything
-            must = f"a type that JSON can be decoded into ({error})"
-            raise InvalidSetting(of("input_type"), self.input_type, must) from None
+        is_object = "properties" in self._codec.schema
         check(of("input_type"), self.input_type, is_object, "a type with named fields")
 
     @property
@@ -78,30 +73,23 @@ class Handoff:
         return f"transfer_to_{agent}" if agent else ""
 
     @cached_property
-    def _codec(self) -> Codec | None:
-        return None if self.input_type is None else Codec(self.input_type)
-
-    @cached_property
-    def _schema(self) -> tuple[dict[str, Any], bool]:
-        return (
-            (_NO_PARAMETERS, True)
-            if self._codec is None
-            else (as_strict_as_possible(self._codec.schema))
-        )
+    def _codec(self) -> Codec:
+        kind = _Nothing if self.input_type is None else self.input_type
+        return codec_of(kind, f"Handoff({self.agent.name}).input_type")
 
     def as_spec(self) -> ToolSpec:
         description = self.description
         if description is None:
             about = self.agent.handoff_description or ""
             description = f"Hand the conversation over to {self.agent.name}. {about}".strip()
-        parameters, strict = self._schema
+        parameters, strict = made_strict(self._codec.schema)
         return ToolSpec(
             name=self.tool_name, description=description, parameters=parameters, strict=strict
         )
 
     def decode(self, arguments: str) -> Any:
         """The arguments, of the `input_type`. Raises WrongArguments, which is for the model."""
-        if self._codec is None:
+        if self.input_type is None:
             return None
         try:
             return self._codec.decode(arguments)

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from capsule_tasks.errors import InvalidSetting, ModelMisbehaved, OutputNotStorable
-from capsule_tasks.runs.agents.checking import check
 from capsule_tasks.runs.agents.schemas import (
     Codec,
+    NotStrict,
     Unfit,
     as_json,
     as_json_text,
-    as_strict_as_possible,
+    codec_of,
+    made_strict,
 )
 from capsule_tasks.runs.models.model import OutputSchema
 from capsule_tasks.runs.records import Item
@@ -60,25 +61,17 @@ class OutputType:
         self.schema: OutputSchema | None = None
         if kind is str or kind is None:
             return
+        self._codec = codec_of(kind, "output_type")
+        made = self._codec.schema
+        self._is_wrapped = "properties" not in made and made.get("type") != "object"
+        if self._is_wrapped:  # servers accept objects only
+            self._codec = Codec(msgspec.defstruct("Output", [("response", kind)]))
         try:
-            self._codec = Codec(kind)
-            self._is_wrapped = "properties" not in self._codec.schema and (
-                self._codec.schema.get("type") != "object"
-            )
-            if self._is_wrapped:  # servers accept objects only
-                wrapper = msgspec.defstruct("Output", [("response", kind)])
-                self._codec = Codec(wrapper)
-        except Exception as error:  # noqa: BLE001  msgspec, or the author's class, may raise anything
-            must = f"a type that JSON can be decoded into ({error})"
+            made, is_strict = made_strict(self._codec.schema, strict)
+        except NotStrict:
+            must = "a type for a strict schema"
             raise InvalidSetting("output_type", kind, must) from None
-        self.schema = self._made_schema(strict)
-
-    def _made_schema(self, strict: bool | None) -> OutputSchema:
-        made, is_strict = self._codec.schema, False
-        if strict is not False:
-            made, is_strict = as_strict_as_possible(made)
-        check("output_type", self.kind, is_strict or not strict, "a type for a strict schema")
-        return OutputSchema(name="final_output", parameters=made, strict=is_strict)
+        self.schema = OutputSchema(name="final_output", parameters=made, strict=is_strict)
 
     @property
     def is_text(self) -> bool:

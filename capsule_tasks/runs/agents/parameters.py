@@ -19,8 +19,8 @@ from capsule_tasks.runs.agents.schemas import (
     NotStrict,
     Schema,
     Unfit,
-    as_strict_as_possible,
-    strict_schema,
+    codec_of,
+    made_strict,
     with_default,
 )
 
@@ -82,7 +82,12 @@ def parameters_of(
         fields.append(_field(parameter, kind, tool))
     codec = Codec(msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True))
     schema = _completed(codec.schema, signature, about)
-    made, is_strict = _made_strict(schema, tool, hints, strict)
+    try:
+        made, is_strict = made_strict(schema, strict)
+    except NotStrict as error:
+        where, kind = ".".join((tool, *error.path)), hints.get(error.path[0], Any)
+        must = f"of a type for a strict schema, but {error.reason}; or give strict=False"
+        raise InvalidSetting(where, kind, must) from None
     return Parameters(
         tool, documented.text, made, is_strict, takes_context, codec, tuple(signature)
     )
@@ -154,11 +159,7 @@ def _field(parameter: inspect.Parameter, kind: Any, tool: str) -> tuple[str, Any
         raise InvalidSetting(where, f"**{parameter.name}", must)
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         kind = list[kind]
-    try:
-        Codec(kind)
-    except Exception as error:  # noqa: BLE001  msgspec, or the author's class, may raise anything
-        must = f"annotated with a type that JSON can be decoded into ({error})"
-        raise InvalidSetting(where, kind, must) from None
+    codec_of(kind, where)
     # An argument that the model leaves out is left out of the call, too: the function's own
     # default may be any object.
     if parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
@@ -177,16 +178,3 @@ def _completed(schema: Schema, signature: list[inspect.Parameter], about: dict[s
             node = with_default(node, parameter.default)
         properties[parameter.name] = node
     return {**schema, "properties": properties}
-
-
-def _made_strict(
-    schema: Schema, tool: str, hints: dict[str, Any], strict: bool | None
-) -> tuple[Schema, bool]:
-    if strict is not True:
-        return (schema, False) if strict is False else as_strict_as_possible(schema)
-    try:
-        return strict_schema(schema), True
-    except NotStrict as error:
-        where, kind = ".".join((tool, *error.path)), hints.get(error.path[0], Any)
-        must = f"of a type for a strict schema, but {error.reason}; or give strict=False"
-        raise InvalidSetting(where, kind, must) from None

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from capsule_tasks.errors import InvalidSetting
+
 Schema = dict[str, Any]
 
 _STRICT_KEYWORDS = frozenset(
@@ -70,6 +72,15 @@ class Codec:
             raise Unfit(f"{type(error).__name__}: {error}") from error
 
 
+def codec_of(kind: Any, name: str) -> Codec:
+    """A codec. InvalidSetting names a type that cannot be decoded from JSON."""
+    try:
+        return Codec(kind)
+    except Exception as error:  # noqa: BLE001  msgspec, or an author's class, may raise anything
+        must = f"a type that JSON can be decoded into ({error})"
+        raise InvalidSetting(name, kind, must) from None
+
+
 def as_json(value: Any) -> Any:
     """JSON values for what a tool or a run has returned. Raises TypeError that names its type."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_custom)
@@ -96,11 +107,18 @@ def strict_schema(schema: Schema) -> Schema:
     return _strict(schema, (), schema.get("$defs", {}))
 
 
-def as_strict_as_possible(schema: Schema) -> tuple[Schema, bool]:
-    """The strict schema, or else the schema as it is; and whether it is strict."""
+def made_strict(schema: Schema, strict: bool | None = None) -> tuple[Schema, bool]:
+    """The strict schema if there is one, or else the schema as it is; and whether it is strict.
+
+    `strict=True` raises NotStrict if there is none, and with `strict=False` it is never strict.
+    """
+    if strict is False:
+        return schema, False
     try:
         return strict_schema(schema), True
     except NotStrict:
+        if strict:
+            raise
         return schema, False
 
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from capsule_tasks.errors import ToolTimeout, WrongArguments
+from capsule_tasks.errors import ToolTimeout
 from capsule_tasks.runs.agents.checking import check, check_fields, check_tool_name
 from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
 from capsule_tasks.runs.agents.guardrails import ToolGuardrail
-from capsule_tasks.runs.agents.schemas import Codec, Unfit, strict_schema
+from capsule_tasks.runs.agents.parameters import Parameters, parameters_of
 from capsule_tasks.runs.identity import ToolKey
 from capsule_tasks.runs.models.model import ToolSpec
 from capsule_tasks.runs.parking import Limits
@@ -91,11 +89,8 @@ class Tool:
             raise ToolTimeout(self.name, self.timeout_s) from None
 
 
-class _AgentInput(msgspec.Struct, forbid_unknown_fields=True):
-    input: str
-
-
-_agent_input = Codec(_AgentInput)
+def _of_agent(input: str) -> None:  # noqa: A002  models know it by this name
+    """Show the parameters of an agent as a tool."""
 
 
 @dataclass(kw_only=True, frozen=True, eq=False)
@@ -121,20 +116,18 @@ class AgentTool:
     def key(self) -> ToolKey:
         return ToolKey(self.name)
 
+    @cached_property
+    def _parameters(self) -> Parameters:
+        return parameters_of(_of_agent, self.name)
+
     def as_spec(self) -> ToolSpec:
-        return ToolSpec(
-            name=self.name,
-            description=self.description,
-            parameters=strict_schema(_agent_input.schema),
-        )
+        schema = self._parameters.schema
+        return ToolSpec(name=self.name, description=self.description, parameters=schema)
 
     def input_of(self, arguments: str) -> str:
         """The input of the inner run. Raises WrongArguments, which is for the model."""
-        try:
-            decoded: _AgentInput = _agent_input.decode(arguments)
-        except Unfit as error:
-            raise WrongArguments(self.name, str(error)) from None
-        return decoded.input
+        _, named = self._parameters.decode(arguments)
+        return str(named["input"])
 
 
 @dataclass(frozen=True)

@@ -328,17 +328,12 @@ def for_model(items: Iterable[Item], *, keep_ids: bool = True) -> list[Item]:
 
 
 def _for_model(item: Item) -> Item:
-    kind = kind_of(item)
     item = _for_history(item)
-    if "status" in item and kind in _SENT_WITHOUT_STATUS:
-        item = {key: value for key, value in item.items() if key != "status"}
-    return item
+    return _without(item, {"status"}) if kind_of(item) in _SENT_WITHOUT_STATUS else item
 
 
 def _without_id(item: Item) -> Item:
-    if "id" not in item or kind_of(item) in _SENT_WITH_ID:
-        return item
-    return {key: value for key, value in item.items() if key != "id"}
+    return item if kind_of(item) in _SENT_WITH_ID else _without(item, {"id"})
 
 
 def for_history(items: Iterable[Item]) -> list[Item]:
@@ -350,16 +345,13 @@ def for_history(items: Iterable[Item]) -> list[Item]:
 
 
 def _for_history(item: Item) -> Item:
-    has_placeholder = item.get("id") == _PLACEHOLDER_ID
-    has_no_status = "status" in item and item["status"] is None
-    if _NEVER_STORED.isdisjoint(item) and not has_placeholder and not has_no_status:
-        return item
-    return {
-        key: value
-        for key, value in item.items()
-        if not (
-            key in _NEVER_STORED
-            or (has_placeholder and key == "id")
-            or (has_no_status and key == "status")
-        )
-    }
+    left_out = set(_NEVER_STORED)
+    if item.get("id") == _PLACEHOLDER_ID:
+        left_out.add("id")
+    if item.get("status") is None:
+        left_out.add("status")
+    return _without(item, left_out)
+
+
+def _without(item: Item, names: Collection[str]) -> Item:
+    return {key: value for key, value in item.items() if key not in names}

@@ -15,12 +15,14 @@ from capsule_tasks.errors import InvalidSetting, ModelFailed
 from capsule_tasks.runs.models.model import ModelDelta, ModelReply, ModelRequest, ToolSpec
 from capsule_tasks.runs.models.openai_client import (
     OpenAIModel,
+    completed_arguments,
     failure_of_reply,
+    format_of,
+    function_of,
     spent_of,
     streamed_reply,
     whole_reply,
 )
-from capsule_tasks.runs.models.openai_responses import tool_of_choice, with_extra
 from capsule_tasks.runs.records import Item
 
 _NAMES_OF_SETTINGS = {
@@ -87,15 +89,9 @@ def request_arguments(model: str, request: ModelRequest) -> dict[str, Any]:
     if settings.reasoning and settings.reasoning.get("effort"):
         arguments["reasoning_effort"] = settings.reasoning["effort"]
     if (schema := request.output_schema) is not None:
-        form = {"name": schema.name, "schema": schema.parameters, "strict": schema.strict}
-        arguments["response_format"] = {"type": "json_schema", "json_schema": form}
-    if request.tools:
-        arguments["tools"] = [_tool(model, tool) for tool in request.tools]
-        if (choice := settings.tool_choice) is not None:
-            arguments["tool_choice"] = _tool_choice(choice, request.tools)
-        if settings.parallel_tool_calls is not None:
-            arguments["parallel_tool_calls"] = settings.parallel_tool_calls
-    return with_extra(arguments, settings)
+        arguments["response_format"] = {"type": "json_schema", "json_schema": format_of(schema)}
+    tools = [_tool(model, tool) for tool in request.tools]
+    return completed_arguments(arguments, request, tools, _chosen)
 
 
 def _refuse_what_has_no_place(request: ModelRequest) -> None:
@@ -221,19 +217,11 @@ def _wire_name(named: ToolSpec | Item) -> str:
 def _tool(model: str, tool: ToolSpec) -> dict[str, Any]:
     if tool.hosted is not None:
         raise _no_place(model, f"the hosted tool {tool.name!r}")
-    function = {
-        "name": _wire_name(tool),
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": {**function_of(tool), "name": _wire_name(tool)}}
 
 
-def _tool_choice(choice: str, tools: Sequence[ToolSpec]) -> str | dict[str, Any]:
-    if choice in {"auto", "required", "none"}:
-        return choice
-    return {"type": "function", "function": {"name": _wire_name(tool_of_choice(choice, tools))}}
+def _chosen(tool: ToolSpec) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": _wire_name(tool)}}
 
 
 # --- the reply ---------------------------------------------------------------------------------

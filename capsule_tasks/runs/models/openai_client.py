@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from capsule_tasks.errors import InvalidSetting, ModelFailed
+from capsule_tasks.runs.models.model import ModelRequest, OutputSchema, ToolSpec
 from capsule_tasks.runs.records import Spent
 
 if TYPE_CHECKING:
@@ -117,6 +118,52 @@ def _client_class() -> type[AsyncOpenAI]:
         text = "models of OpenAI-compatible servers need: pip install 'capsule-tasks[openai]'"
         raise ImportError(text) from error
     return AsyncOpenAI
+
+
+# --- arguments that both APIs have ---------------------------------------------------------------
+
+
+def completed_arguments(
+    arguments: dict[str, Any],
+    request: ModelRequest,
+    tools: list[dict[str, Any]],
+    chosen: Callable[[ToolSpec], dict[str, Any]],
+) -> dict[str, Any]:
+    """The arguments with those about tools, and with those of `ModelSettings.extra`.
+
+    `tools` are as the API wants them, and so is a `chosen` one. `extra` may repeat no argument.
+    """
+    settings = request.settings
+    if request.tools:
+        arguments["tools"] = tools
+        if (choice := settings.tool_choice) is not None:
+            is_word = choice in {"auto", "required", "none"}
+            arguments["tool_choice"] = choice if is_word else chosen(_tool_named(choice, request))
+        if settings.parallel_tool_calls is not None:
+            arguments["parallel_tool_calls"] = settings.parallel_tool_calls
+    extra = settings.extra or {}
+    if repeated := [name for name in extra if name in arguments or name == "stream"]:
+        must = f"without {repeated[0]!r}, which the run itself sets"
+        raise InvalidSetting("ModelSettings.extra", extra, must)
+    return arguments | extra
+
+
+def _tool_named(choice: str, request: ModelRequest) -> ToolSpec:
+    for tool in request.tools:
+        if choice in {tool.name, f"{tool.namespace}.{tool.name}"}:
+            return tool
+    names = ", ".join(repr(tool.name) for tool in request.tools)
+    must = f"'auto', 'required', 'none', or the name of a tool that the model is told of: {names}"
+    raise InvalidSetting("ModelSettings.tool_choice", choice, must)
+
+
+def function_of(tool: ToolSpec) -> dict[str, Any]:
+    names = ("name", "description", "parameters", "strict")
+    return {name: getattr(tool, name) for name in names}
+
+
+def format_of(schema: OutputSchema) -> dict[str, Any]:
+    return {"name": schema.name, "schema": schema.parameters, "strict": schema.strict}
 
 
 # --- one call ----------------------------------------------------------------------------------

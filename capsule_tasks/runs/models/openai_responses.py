@@ -6,17 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from capsule_tasks.errors import InvalidSetting, ModelFailed
-from capsule_tasks.runs.models.model import (
-    ModelDelta,
-    ModelReply,
-    ModelRequest,
-    ModelSettings,
-    ToolSpec,
-)
+from capsule_tasks.errors import ModelFailed
+from capsule_tasks.runs.models.model import ModelDelta, ModelReply, ModelRequest, ToolSpec
 from capsule_tasks.runs.models.openai_client import (
     OpenAIModel,
+    completed_arguments,
     failure_of_reply,
+    format_of,
+    function_of,
     spent_of,
     streamed_reply,
     whole_reply,
@@ -107,43 +104,13 @@ def request_arguments(model: str, request: ModelRequest) -> dict[str, Any]:
         **{name: getattr(settings, name) for name in _PLAIN_SETTINGS},
     }
     arguments |= {name: value for name, value in given.items() if value is not None}
-    if request.tools:
-        arguments["tools"] = _tools(request.tools)
-        if settings.tool_choice is not None:
-            arguments["tool_choice"] = _tool_choice(settings.tool_choice, request.tools)
-        if settings.parallel_tool_calls is not None:
-            arguments["parallel_tool_calls"] = settings.parallel_tool_calls
-    return with_extra(arguments, settings)
-
-
-def with_extra(arguments: dict[str, Any], settings: ModelSettings) -> dict[str, Any]:
-    """The arguments with those of `ModelSettings.extra`, which may repeat none of them."""
-    extra = settings.extra or {}
-    if repeated := [name for name in extra if name in arguments or name == "stream"]:
-        must = f"without {repeated[0]!r}, which the run itself sets"
-        raise InvalidSetting("ModelSettings.extra", extra, must)
-    return arguments | extra
-
-
-def tool_of_choice(choice: str, tools: Sequence[ToolSpec]) -> ToolSpec:
-    """The tool that a `tool_choice` names."""
-    for tool in tools:
-        if choice in {tool.name, f"{tool.namespace}.{tool.name}"}:
-            return tool
-    names = ", ".join(repr(tool.name) for tool in tools)
-    must = f"'auto', 'required', 'none', or the name of a tool that the model is told of: {names}"
-    raise InvalidSetting("ModelSettings.tool_choice", choice, must)
+    return completed_arguments(arguments, request, _tools(request.tools), _chosen)
 
 
 def _text_format(request: ModelRequest) -> dict[str, Any] | None:
     text: dict[str, Any] = {}
     if (schema := request.output_schema) is not None:
-        text["format"] = {
-            "type": "json_schema",
-            "name": schema.name,
-            "schema": schema.parameters,
-            "strict": schema.strict,
-        }
+        text["format"] = {"type": "json_schema", **format_of(schema)}
     if request.settings.verbosity is not None:
         text["verbosity"] = request.settings.verbosity
     return text or None
@@ -157,13 +124,7 @@ def _tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         if tool.hosted is not None:
             sent.append(tool.hosted)
             continue
-        function = {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
+        function = {"type": "function", **function_of(tool)}
         if tool.namespace is None:
             sent.append(function)
             continue
@@ -176,10 +137,7 @@ def _tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     return sent
 
 
-def _tool_choice(choice: str, tools: Sequence[ToolSpec]) -> str | dict[str, Any]:
-    if choice in {"auto", "required", "none"}:
-        return choice
-    tool = tool_of_choice(choice, tools)
+def _chosen(tool: ToolSpec) -> dict[str, Any]:
     if tool.hosted is None:
         return {"type": "function", "name": tool.name}
     labels = ("type", "server_label")

@@ -254,6 +254,43 @@ def test_no_older_label_is_read_over_what_that_version_did_not_have(
         RunState.from_json(relabeled)
 
 
+def state_with(value: Any) -> RunState:
+    return RunState(run_id="r", start_agent=TRIAGE, agent=TRIAGE, input=[{"value": value}])
+
+
+def test_a_state_of_plain_values_is_written_and_read_in_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = RunState.from_json(fixture_of(CURRENT_SCHEMA_VERSION))
+    monkeypatch.setattr(RunState, "to_json", None)
+    monkeypatch.setattr(RunState, "from_json", None)
+    assert RunState.from_string(state.to_string()) == state
+
+
+@pytest.mark.parametrize("value", [2**80, "\ud800", 1e300, -0.0, "\u2028", [[[[]]]]])
+def test_text_and_json_say_the_same_of_values_that_are_hard_to_write(value: Any) -> None:
+    state = state_with(value)
+    text = state.to_string()
+    assert json.loads(text) == state.to_json()
+    assert RunState.from_string(text) == RunState.from_string(text.encode()) == state
+    assert RunState.from_string(json.dumps(json.loads(text), indent=1, sort_keys=True)) == state
+
+
+@pytest.mark.parametrize("value", [(1,), {1: 2}, float("nan"), float("inf"), b"x", {1}])
+def test_values_that_would_not_come_back_are_refused_as_text_too(value: Any) -> None:
+    for write in (RunState.to_string, RunState.to_json):
+        with pytest.raises(InvalidRunState, match="not JSON"):
+            write(state_with(value))
+
+
+def test_a_state_that_is_nested_too_deeply_is_refused_as_text_too() -> None:
+    value: Any = []
+    for _ in range(120):
+        value = [value]
+    with pytest.raises(InvalidRunState, match="more than 100 deep"):
+        state_with(value).to_string()
+
+
 @pytest.mark.parametrize("version", ["1.3", "2.0", "0.9", "", "1"])
 def test_other_versions_are_refused_with_the_list_of_readable_ones(version: str) -> None:
     with pytest.raises(UnreadableSchema) as caught:

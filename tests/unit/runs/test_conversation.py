@@ -115,6 +115,15 @@ async def test_a_callback_is_called_once_and_its_view_is_kept() -> None:
     assert len(calls) == 1
 
 
+async def test_a_call_that_the_caller_has_given_stays_in_a_view_that_is_made_again() -> None:
+    stored: list[Item] = []
+    state = state_of([call("given")])
+    conversation = await conversation_of(state, stored, callback=lambda _, new: new)
+    conversation, state = after(conversation.with_turn(turn(1)), state, stored)
+    again = await conversation_of(state, stored)
+    assert again.view == conversation.view == [call("given"), *turn(1)]
+
+
 async def test_a_limit_counts_items_from_before_the_run() -> None:
     stored = [*turn(0), *EARLIER]
     conversation = await conversation_of(state_of(), stored, limit=3)
@@ -251,7 +260,7 @@ def test_views_that_go_different_ways_do_not_see_each_others_items() -> None:
     first = View([user("a")])
     one, other = first.with_items([user("b")]), first.with_items([user("c")])
     longer = one.with_items([user("d")])
-    for view, texts in ((first, "a"), (one, "ab"), (other, "ac"), (longer, "abd")):
+    for view, texts in ((longer, "abd"), (first, "a"), (one, "ab"), (other, "ac"), (first, "a")):
         assert view.items == [user(text) for text in texts]
         assert view.digest == RunningDigest(view.items).hexdigest()
         assert len(view) == len(texts)

@@ -219,6 +219,7 @@ def test_an_output_of_another_kind_of_call_does_not_count() -> None:
 def test_reasoning_that_led_to_nothing_goes() -> None:
     pair = [call("c"), output("c")]
     assert without_orphans([REASONING, ORDER, *pair, REASONING]) == [ORDER, *pair]
+    assert without_orphans([call("c"), REASONING, output("c")]) == pair
     assert without_orphans([REASONING, REASONING, ANSWER]) == [REASONING, REASONING, ANSWER]
 
 
@@ -239,6 +240,7 @@ def test_a_program_stays_while_its_own_calls_have_outputs_and_goes_with_them_oth
     assert without_orphans([program, call("c", **caller), ORDER]) == [ORDER]
     search = {"type": "web_search_call", "id": "ws", **caller}
     assert without_orphans([program, search, ORDER]) == [ORDER]
+    assert without_orphans([program, search, ORDER], keep={1}) == [search, ORDER]
 
 
 @settings(max_examples=100)

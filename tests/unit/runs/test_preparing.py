@@ -58,6 +58,13 @@ async def test_orphans_are_left_out_of_the_view_and_new_items_are_not() -> None:
     assert await prepared([late], history) == ([*HISTORY, REASONING, call("c2"), late], [late])
 
 
+async def test_new_items_are_stored_in_their_latest_version_and_without_metadata() -> None:
+    new = [call("new"), output("c1", "early"), {**output("c1", "late"), "created_by": "server"}]
+    result = await prepared(new)
+    assert result.to_store == [call("new"), output("c1", "late")]
+    assert result.input == [*HISTORY[:3], HISTORY[4], call("new"), output("c1", "late")]
+
+
 async def test_a_limit_counts_the_latest_items_and_leaves_no_output_without_its_call() -> None:
     assert (await prepared("bye", limit=2)).input == [answer("done"), BYE]
     assert (await prepared("bye", limit=3)).input == [*HISTORY[-3:], BYE]
@@ -134,6 +141,8 @@ async def test_new_items_are_stored_once_in_the_order_of_the_callback_without_th
     result = await prepared([one, two, three], [HI], lambda h, n: [n[2], n[0], n[2], *h])
     assert result == ([three, one, three, HI], [three, one])
     assert (await prepared("bye", callback=lambda h, _: h)).to_store == []
+    repeated = await prepared([one, two], [], lambda _, n: [n[0], copy.deepcopy(n[0])])
+    assert repeated == ([one, one], [one]), "a copy was stored in the place of another item"
 
 
 async def test_a_callback_may_change_what_the_model_sees_of_the_history() -> None:

@@ -256,6 +256,17 @@ async def test_a_filtered_view_becomes_the_compacted_history(history: History) -
     assert kinds(await history.get_items()) == ["compaction", "assistant"]
 
 
+async def test_what_a_compaction_cannot_make_shorter_is_not_compacted_every_turn(
+    history: History,
+) -> None:
+    writer = ScriptedModel([says("orders")] * 9)
+    agent, _ = shop(*(look(number) for number in range(8)), "done")
+    rule = Compaction(SummaryCompactor(writer), should=lambda since: len(since) > 1, keep_last=2)
+    result = await Runner.run(agent, "hi", session=history, run_config=RunConfig(compaction=rule))
+    assert result.final_output == "done"
+    assert len(writer.requests) == 5  # after every second of the nine turns
+
+
 def test_a_run_that_blocks_compacts_a_blocking_history(valkey_url: str) -> None:
     with SyncHistory("s", valkey_url, settings=own_settings()) as history:
         agent, _ = shop(look(1), look(2), "done")
@@ -268,6 +279,8 @@ async def test_a_policy_beside_a_conversation_of_the_server_is_refused() -> None
     agent, _ = shop("done")
     with pytest.raises(InvalidSetting, match="compaction"):
         await Runner.run(agent, "hi", previous_response_id="resp_1", run_config=policy())
+    with pytest.raises(InvalidSetting, match="compaction"):
+        RunConfig(compaction=policy().compaction, auto_previous_response_id=True)
 
 
 async def test_items_of_others_are_seen_after_a_compaction(history: History) -> None:

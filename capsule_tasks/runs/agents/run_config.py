@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from capsule_tasks.runs.agents.agent import Agent
-from capsule_tasks.runs.agents.checking import check_fields
+from capsule_tasks.runs.agents.checking import check, check_fields
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
 from capsule_tasks.runs.agents.handoffs import HandoffFilter
@@ -54,3 +54,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields(RunConfig, self)
+        has_one_owner = self.compaction is None or not self.auto_previous_response_id
+        must = "None beside auto_previous_response_id: a server compacts what it keeps"
+        check("RunConfig.compaction", self.compaction, has_one_owner, must)

@@ -46,7 +46,7 @@ class CompactedHistory:
         check_history(history)
         self._policy, self._config, self._history = policy, config, history
         self._watch = CompactionWatch(policy)
-        self._is_fresh = True
+        self._is_begun = self._was_replaced = False
 
     @classmethod
     def of(cls, config: RunConfig, history: Any, state: RunState) -> CompactedHistory | None:
@@ -95,9 +95,12 @@ class CompactedHistory:
         self, seen: Seen, told: Told, chain: Chain | None = None
     ) -> CompactionReport | None:
         """Compact the history if that is due by what the model sees of it; None if it is not."""
-        if self._is_fresh:
+        if self._was_replaced or not self._is_begun:
             self._watch.restart(seen)
-        self._is_fresh = False
+        if self._was_replaced:
+            # What is left may still be too much, or hidden by a filter.
+            self._watch.put_off(seen)
+        self._is_begun, self._was_replaced = True, False
         compactor, keep_last = self._policy.compactor, self._policy.keep_last
         try:
             if not self._watch.is_due(seen):
@@ -107,10 +110,9 @@ class CompactedHistory:
             reason = f"{type(error).__name__}: {reason_of(error)}"
             _log.warning("history %r was not compacted: %s", self._history.session_id, reason)
             report = CompactionReport(outcome="failed", error=reason)
-        if report.is_replaced:
-            self._is_fresh = True
-        else:
-            self._watch.put_off(seen, report)
+        self._was_replaced = report.is_replaced
+        if report.outcome not in ("replaced", "conflict", "waiting"):
+            self._watch.put_off(seen)
         told(report)
         return report
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.runs.compaction.compacting import CompactionReport, kept_by
+from capsule_tasks.runs.compaction.compacting import kept_by
 from capsule_tasks.runs.compaction.compactors import Compactor
 from capsule_tasks.runs.compaction.cutting import since_compaction, size_of
 from capsule_tasks.runs.records import Item
@@ -82,8 +82,7 @@ class CompactionWatch:
             return self._bytes >= policy.threshold_bytes
         return policy.should is not None and policy.should(seen.since(self._start))
 
-    def put_off(self, seen: Seen, report: CompactionReport) -> None:
-        """After one that replaced nothing, wait for a quarter more items; not after a conflict."""
-        if report.outcome not in ("conflict", "waiting"):
-            count = len(seen) - self._start
-            self._not_before = count + max(1, count // 4)
+    def put_off(self, seen: Seen) -> None:
+        """Wait for a quarter more items: what a compaction could do about these was just tried."""
+        count = len(seen) - self._start
+        self._not_before = count + max(1, count // 4)

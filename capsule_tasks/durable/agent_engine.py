@@ -65,7 +65,7 @@ from capsule_tasks.storage import ApprovalRequest, Claim
 
 _log = logging.getLogger(__name__)
 
-_NOT_OF_THE_TURN = (TurnStopped, StorageError, InvalidRunState, UnreadableSchema, UnknownAgent)
+_NOT_OF_THE_TURN = (StorageError, InvalidRunState, UnreadableSchema, UnknownAgent)
 """Errors that say nothing about the run: the driver knows what to do."""
 
 _read_reply = msgspec.json.Decoder(ModelReply).decode
@@ -175,7 +175,8 @@ class AgentEngine:
         except _NOT_OF_THE_TURN:
             raise
         except Exception as error:  # noqa: BLE001  a run that raises must not be tried for ever
-            _log.warning("run %s fails", work.claim.run_id, exc_info=error)
+            if not isinstance(error, TurnStopped):  # else the driver knows why
+                _log.warning("run %s fails", work.claim.run_id, exc_info=error)
             items, state = turn.cut()
             return _failed(work.claim, error, items, state)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore, RunUsage
+from capsule_tasks.storage.codec import Item
 from capsule_tasks.storage.runs.types import Decisions, Status
 
 _log = logging.getLogger(__name__)
@@ -234,7 +235,8 @@ class _Drive:
             if ledger.to_settle and not ledger.failure:
                 return await self._park_for(tuple(ledger.to_settle.values()))
             if ledger.failure:
-                end = self._failed(ledger.failure)
+                # A turn that the engine made something else of has no items that can be kept.
+                end = self._failed(ledger.failure, end.items if end.failure else [])
             try:
                 done = await self._commit(end)
             except (CallerError, TypeError, ValueError) as error:
@@ -337,9 +339,10 @@ class _Drive:
         _log.error("run %s fails: %s", claim.run_id, about)
         return await self.to_failure(RunFailure("lost", "TooManyLosses", about))
 
-    def _failed(self, failure: RunFailure) -> TurnEnd:
+    def _failed(self, failure: RunFailure, items: Sequence[Item] = ()) -> TurnEnd:
         claim = self.claim
-        return TurnEnd(claim.snapshot, claim.schema, claim.agent, "failed", failure=failure)
+        about: dict[str, Any] = {"items": list(items), "failure": failure}
+        return TurnEnd(claim.snapshot, claim.schema, claim.agent, "failed", **about)
 
     def _stop(self, status: Status, end: TurnEnd) -> RunStop:
         result = _encoded(end.output) if status == "completed" else b""

@@ -260,8 +260,6 @@ class Door:
     engine: Callable[[Effect, Callable[[], None], OnUncertain], Engine]
     uncertain: str
     """The text for the model about an uncertain call."""
-    asked_again: int = 1
-    """So many replies of models may be lost at most: they were not journaled yet."""
 
     def of_office(self) -> Engine:
         return self.engine(print, lambda: None, "park")
@@ -356,7 +354,8 @@ def check_kills(killer: Killer, policy: OnUncertain, step: int) -> None:
         found_status, found_result, found_history = killer.outcome(run_id)
         assert (found_status, found_result) == (status, result), at
         found = killer.effects(run_id)
-        assert killer.asked(run_id) <= asked + killer.door.asked_again, at
+        # A model call that was cut before its reply was journaled is made again.
+        assert killer.asked(run_id) <= asked + 1, at
         if policy == "retry":
             assert found_history == history, at
             assert found.keys() == effects.keys(), at

@@ -98,6 +98,28 @@ async def test_calls_of_one_id_in_agents_used_as_tools_are_apart(store: RunStore
     assert paid == [5, 5]
 
 
+async def test_a_turn_makes_few_calls_of_the_store(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    run = store.store.run
+
+    async def noted(call: Any) -> Any:
+        names.append(call.script.name.rpartition("/")[2])
+        return await run(call)
+
+    both = [LOOK, calls("look", {"what": "desk"}, "c2")]
+    runs = runs_of(store, one_agent(both, "done", tools=[look]))
+    await runs.start()
+    monkeypatch.setattr(store.store, "run", noted)
+    assert (await runs.drive()).status == "completed"
+    first, last = names.index("start_calls"), len(names) - names[::-1].index("commit")
+    assert [name for name in names[first:last] if not name.startswith("index_")] == [
+        *("start_calls", "finish_calls", "commit"),
+        "commit",
+    ]
+
+
 async def begun(store: RunStore) -> None:
     """Have a process start the call c1, and be lost."""
     claim = await store.claim("r", "w1")
@@ -118,12 +140,14 @@ async def test_the_model_is_told_of_an_uncertain_call(store: RunStore, is_of_too
 
 
 async def test_an_uncertain_call_fails_the_run_whose_policy_says_so(store: RunStore) -> None:
-    runs = runs_of(store, one_agent([LOOK], "done", tools=[look]), on_uncertain="fail")
+    both = [LOOK, calls("look", {"what": "desk"}, "c2")]
+    runs = runs_of(store, one_agent(both, "done", tools=[look]), on_uncertain="fail")
     await runs.start()
     await begun(store)
     failure = (await runs.drive()).failure
     assert failure is not None
     assert failure.kind == "uncertain"
+    assert brief(await runs.items()) == [("user", None, None)]
 
 
 async def test_people_settle_an_uncertain_call(store: RunStore) -> None:

@@ -172,6 +172,10 @@ class AgentEngine:
             done = await turn.make()
         except TurnFailed as failure:
             return _failed(work.claim, failure.cause, failure.items, failure.state, failure.kind)
+        except asyncio.CancelledError:
+            items, state = turn.cut()
+            work.cut_items.extend(items if state.conversation is None else [])
+            raise
         except _NOT_OF_THE_TURN:
             raise
         except Exception as error:  # noqa: BLE001  a run that raises must not be tried for ever

@@ -256,7 +256,7 @@ class _Drive:
             if not limit.expired():
                 return self._failed(_failure_of(error))
             about = f"a turn took longer than {timeout_s:g} s"
-            return self._failed(RunFailure("timeout", "TimeoutError", about))
+            return self._failed(RunFailure("timeout", "TimeoutError", about), work.cut_items)
         except NOT_READABLE:
             raise
         except StorageError as error:  # the engine reads the history

@@ -118,6 +118,8 @@ class TurnWork:
     """None if nobody watches, so that events need not be made."""
     live: Any = None
     """`TurnEnd.live` of the turn before, if this process computed it."""
+    cut_items: list[Item] = field(default_factory=list)
+    """An engine that is cancelled puts here what the history is to keep should the run end."""
 
 
 @dataclass(frozen=True)

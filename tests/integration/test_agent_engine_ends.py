@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks import Agent, RunConfig, Verdict, function_tool, input_guardrail
-from capsule_tasks.durable import RunFailure
+from capsule_tasks.durable import RunDriver, RunFailure
 from capsule_tasks.durable.agent_engine import AgentEngine
 from capsule_tasks.errors import InvalidRunState, InvalidSetting, ModelFailed, UnknownAgent
 from capsule_tasks.runs import output_guardrail
@@ -82,6 +82,32 @@ async def test_a_call_that_took_too_long_is_uncertain(store: RunStore, policy: A
     else:
         assert stop.failure is not None
         assert (stop.failure.kind, stop.failure.type) == ("timeout", "ToolTimeout")
+
+
+async def test_a_turn_that_took_too_long_keeps_what_it_has_done(store: RunStore) -> None:
+    is_made = asyncio.Event()
+
+    @function_tool
+    async def slow() -> str:
+        await is_made.wait()
+        await asyncio.sleep(3600)
+        return "never"
+
+    @function_tool
+    async def fast() -> str:
+        is_made.set()
+        return "made"
+
+    both = [calls("fast", {}, "c1"), calls("slow", {}, "c2")]
+    runs = runs_of(store, one_agent(both, tools=[fast, slow]))
+    await runs.start()
+    stop = await RunDriver(store, "w1", turn_timeout_s=0.3).drive("r", runs.engine)
+    assert stop.failure is not None
+    assert (stop.failure.kind, stop.failure.type) == ("timeout", "TimeoutError")
+    kinds, ids, outputs = zip(*brief(await runs.items()), strict=True)
+    assert kinds == ("user", *KINDS[1:2] * 2, *KINDS[2:3] * 2)
+    assert ids == (None, "c1", "c2", "c1", "c2")
+    assert outputs[3] == "made"
 
 
 @pytest.mark.parametrize("parallel", [True, False])

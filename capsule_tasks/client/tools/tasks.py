@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from capsule_tasks.client.configuration import prefix_of
+from capsule_tasks.client.configuration import prefix_of, run_settings
 from capsule_tasks.client.execution import Execution
 from capsule_tasks.client.options import check_options
 from capsule_tasks.client.redis_location import needed_redis_url
@@ -128,7 +129,7 @@ class _TaskCalls:
         under another id.
         """
         app = self._task.app
-        settings = StepSettings(prefix=prefix_of(app))
+        settings = StepSettings(prefix=prefix_of(app), ttl_s=run_settings(app).ttl_s)
         steps = Steps(needed_redis_url(app), execution_id=execution_id(ctx), settings=settings)
 
         async def send(task_id: str, _arguments: str) -> int:
@@ -140,16 +141,29 @@ class _TaskCalls:
             execution = Execution(task_id, app=app)
             execution.ignored = self._ignores_result
             try:
-                await steps.step(f"send {number}", send, task_id, arguments)
+                sent_at = await steps.step(f"send {number}", send, task_id, arguments)
             except EffectUncertain:
                 if (await execution.asnapshot()).state != "unknown":
                     return execution
                 if await execution.acancel() != "pending":
                     return execution
                 continue
+            if ctx.is_repeat:
+                await self._check_known(ctx, execution, sent_at)
             return execution
         why = f"{_MAX_SENDS} processes were lost while they sent its task"
         raise EffectUncertain(ctx.tool, "", why)
+
+    async def _check_known(self, ctx: ToolContext, execution: Execution, sent_at: int) -> None:
+        """Refuse to wait for a result that has expired."""
+        expires = self._task.app.conf.result_expires
+        kept_s = expires.total_seconds() if isinstance(expires, timedelta) else expires
+        if not kept_s or time.time() < sent_at + kept_s:
+            return
+        if (await execution.asnapshot()).state == "unknown":
+            sent = datetime.fromtimestamp(sent_at, UTC).isoformat()
+            why = "its task was sent then, and its result, if there was one, has expired"
+            raise EffectUncertain(ctx.tool, sent, why)
 
     def _send(self, task_id: str, call: Arguments) -> Any:
         options = {"task_id": task_id, "add_to_parent": False, **self._options}

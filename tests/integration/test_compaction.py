@@ -92,12 +92,12 @@ class Answers:
 
     async def compact(
         self,
-        items: Sequence[Item] | None,
+        items: Sequence[Item],
         *,
         instructions: str | None = None,
         previous_response_id: str | None = None,
     ) -> ModelReply:
-        self.compacted.append((items and list(items), previous_response_id))
+        self.compacted.append((list(items), previous_response_id))
         made = {"type": "compaction", "id": "c", "encrypted_content": "…", "created_by": "server"}
         return ModelReply(items=[QUESTION, made], spent=SPENT)
 
@@ -207,12 +207,12 @@ ALIEN = Chain("resp_1", len(TALK), TALK[-1], OTHER)
 @pytest.mark.parametrize(
     ("mode", "chain", "sent"),
     [
-        ("auto", CHAIN, (None, "resp_1")),
+        ("auto", CHAIN, ([], "resp_1")),
         ("auto", ALIEN, (TALK, None)),
         ("auto", None, (TALK, None)),
         ("input", CHAIN, (TALK, None)),
-        ("previous_response", CHAIN, (None, "resp_1")),
-        ("previous_response", ALIEN, (None, "resp_1")),
+        ("previous_response", CHAIN, ([], "resp_1")),
+        ("previous_response", ALIEN, ([], "resp_1")),
         ("previous_response", None, None),
         ("previous_response", Chain("resp_1", 3, TALK[-1]), None),
         ("previous_response", Chain("resp_1", 4, user("another")), None),

@@ -29,6 +29,7 @@ from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.runs.engine.results import RunResult
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.runs.models.model import ModelReply, ModelRequest, ModelSettings
+from capsule_tasks.runs.models.openai_responses import OpenAIResponses
 from capsule_tasks.runs.records import Item, Spent
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage import AsyncConnections, RunStore
@@ -36,6 +37,7 @@ from capsule_tasks.testing.models import ScriptedModel, StatelessModel, calls, s
 from tests.integration.durable_agents import Door, Effect, Killer, Runs, kill_points
 from tests.integration.histories import own_settings
 from tests.integration.killing import cancelled_at
+from tests.integration.responses_server import KEY, ResponsesServer
 
 SUMMARY = summary_message("orders")
 
@@ -200,38 +202,32 @@ async def test_a_compaction_that_fails_is_no_failure_of_the_run(history: History
     assert result.usage.requests == 6  # of one that failed nobody knows
 
 
+@pytest.mark.parametrize("mode", ["auto", "input"])
 @pytest.mark.parametrize("store", [None, False])
-async def test_a_server_is_sent_the_response_that_it_has_stored(
-    history: History, store: bool | None
+async def test_a_server_is_sent_the_response_that_it_has_stored_or_the_items(
+    history: History, store: bool | None, mode: Any
 ) -> None:
-    sent: list[tuple[bool, str | None]] = []
-
-    class Responses(ScriptedModel):
-        async def compact(
-            self,
-            items: Sequence[Item] | None,
-            *,
-            instructions: str | None = None,
-            previous_response_id: str | None = None,
-        ) -> ModelReply:
-            sent.append((items is not None, previous_response_id))
-            return ModelReply(items=[{"type": "compaction", "encrypted_content": "…"}])
-
-    model = Responses([look(1), "done"])
-    agent = Agent(name="shop", model=model, tools=[look_up])
-    config = RunConfig(
-        compaction=Compaction(ResponsesCompactor(model), threshold_items=4),
-        model_settings=ModelSettings(store=store),
-    )
-    result = await Runner.run(agent, "hi", session=history, run_config=config)
-    assert kinds(await history.get_items()) == ["compaction"]
-    ((has_items, response_id),) = sent
-    if store is False:
-        assert (has_items, response_id) == (True, None)
+    made = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA"}
+    with ResponsesServer() as server:
+        server.add(look(1), says("done"), [made])
+        model = OpenAIResponses("stand-in-1", base_url=server.url, api_key=KEY)
+        agent = Agent(name="shop", model=model, tools=[look_up])
+        config = RunConfig(
+            compaction=Compaction(ResponsesCompactor(model, mode), threshold_items=4),
+            model_settings=ModelSettings(store=store),
+        )
+        result = await Runner.run(agent, "hi", session=history, run_config=config)
+        await model.aclose()
+    assert result.items[-1] == made
+    assert await history.get_items() == [made]
+    body = server.requests[-1].body
+    assert server.requests[-1].path.endswith("/responses/compact")
+    if mode == "auto" and store is None:
+        assert body == {"model": "stand-in-1", "previous_response_id": "resp_2"}
     else:
-        assert not has_items
-        assert response_id is not None
-    assert kinds(result.items)[-1] == "compaction"
+        assert kinds(body["input"]) == ["user", "call c1", "_output c1", "assistant"]
+        assert "previous_response_id" not in body
+    assert result.usage.requests == 3
 
 
 async def test_a_filtered_view_becomes_the_compacted_history(history: History) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from capsule_tasks.errors import CompactionFailed, InvalidSetting
 from capsule_tasks.runs.compaction.cutting import SUMMARY_TITLE
@@ -32,7 +32,7 @@ class OldItems:
     """In the form for models, without halves: each call has its output. Not to be changed."""
     response_id: str | None = None
     """The response on OpenAI's server whose input and output are exactly these items."""
-    model: Model | None = None
+    model: object = None
     """The model that gave that response."""
 
 
@@ -107,7 +107,7 @@ class CompactingModel(Protocol):
 
     async def compact(
         self,
-        items: Sequence[Item] | None,
+        items: Sequence[Item],
         *,
         instructions: str | None = None,
         previous_response_id: str | None = None,
@@ -137,17 +137,24 @@ class ResponsesCompactor:
         check_value("mode", self.mode, Mode)
 
     async def compacted(self, old: OldItems) -> ModelReply | None:
-        model: Any = default_model(self.model) if isinstance(self.model, str) else self.model
+        model = self._compacting_model()
         response_id = old.response_id
         if self.mode == "input" or (self.mode == "auto" and old.model is not model):
             response_id = None
         if response_id is None and self.mode == "previous_response":
             return None
-        items = old.items if response_id is None else None
-        reply: ModelReply = await model.compact(
+        items = old.items if response_id is None else ()
+        return await model.compact(
             items, instructions=self.instructions, previous_response_id=response_id
         )
-        return reply
+
+    def _compacting_model(self) -> CompactingModel:
+        if not isinstance(self.model, str):
+            return self.model
+        model: object = default_model(self.model)
+        if not isinstance(model, CompactingModel):
+            raise InvalidSetting("model", self.model, "the name of a model of the Responses API")
+        return model
 
 
 def _text_of(items: Sequence[Item]) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from billiard.exceptions import WorkerLostError
 
-from capsule_tasks import Capsule, Execution, SyncHistory
+from capsule_tasks import Capsule, Execution, History, Runner, SyncHistory
 from capsule_tasks.client.redis_location import needed_redis_url
 from capsule_tasks.client.runs.handle import RunHandle
+from capsule_tasks.client.runs.stores import sync_run_store
 from capsule_tasks.client.steps import Steps
 from capsule_tasks.client.tools import code, code_tool, task_tool
 from capsule_tasks.client.tools.following import execution_id
@@ -25,7 +26,10 @@ from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import ToolContext
 from capsule_tasks.runs.agents.tools import Tool
+from capsule_tasks.runs.engine.results import RunResult
 from capsule_tasks.runs.records import CodeSession
+from capsule_tasks.runs.state import RunState
+from capsule_tasks.testing.models import ScriptedModel, calls
 from capsule_tasks.testing.servers import PrivateServer
 from tests.acceptance.others.agent_app import declare_tasks
 from tests.acceptance.workers import HANG_S, Worker, eventually, unique
@@ -374,7 +378,37 @@ def test_a_durable_run_calls_tasks_and_code(capsule: Capsule) -> None:
         texts[each["call_id"]] += each["text"]
     assert texts == {"c1": "6 times 7\n", "c2": "n is 40\n"}
     assert capsule.session(session).execute("n").get(timeout=HANG_S) == 40
+    with sync_run_store(capsule.app) as store:
+        code = RunState.from_string(store.read(run.id).snapshot).code
+    assert code == CodeSession(session_id=session, profile="sandbox", last_call=2)
     assert [event.kind for event in _run_events(run)][:2] == ["run_claimed", "agent"]
+
+
+def test_a_run_in_process_calls_tasks_and_code(
+    worker: Worker, capsule: Capsule, tasks: SimpleNamespace
+) -> None:
+    model = ScriptedModel(
+        [
+            calls("multiply", {"a": 6, "b": 7}, "c1"),
+            calls("run_python", {"code": "n = 40\nn + 2"}, "c2"),
+            "done",
+        ]
+    )
+    tools = [task_tool(tasks.multiply), code_tool(capsule.app)]
+    agent = Agent(name="calculator", model=model, tools=list(tools))
+
+    async def run() -> RunResult:
+        async with History(unique(), needed_redis_url(worker.app)) as history:
+            stream = Runner.run_streamed(agent, "go", session=history)
+            kinds = [event.kind async for event in stream.events()]
+            assert {"tool_execution", "tool_text"} <= set(kinds)
+            return await stream.result()
+
+    result = asyncio.run(run())
+    assert result.final_output == "done"
+    assert [item["output"] for item in result.items if "output" in item] == ["42", "42"]
+    assert result.state.code is not None
+    assert result.state.code.last_call == 1
 
 
 def _run_events(run: RunHandle) -> list[RunEvent]:

@@ -179,6 +179,8 @@ def _lines(kind: str, agent: str, data: dict[str, Any]) -> list[str]:
             return [f"{about} is execution {data.get('execution')}"]
         case "tool_text":
             return [f"{about}: {line}" for line in str(data.get("text", "")).splitlines()]
+        case "tool_question":
+            return [f"{about} asks {data.get('prompt')!r}"]
         case "tool_progress":
             total = f" of {data['total']:g}" if data.get("total") is not None else ""
             return [f"{about}: {data.get('done', 0):g}{total} {data.get('note', '')}".rstrip()]

@@ -22,6 +22,7 @@ from capsule_tasks.runs.compaction import (
     OldItems,
     ResponsesCompactor,
     SummaryCompactor,
+    compact,
     summary_message,
 )
 from capsule_tasks.runs.compaction.cutting import has_halves, is_compaction
@@ -261,6 +262,20 @@ async def test_what_a_compaction_cannot_make_shorter_is_not_compacted_every_turn
     result = await Runner.run(agent, "hi", session=history, run_config=RunConfig(compaction=rule))
     assert result.final_output == "done"
     assert len(writer.requests) == 5  # after every second of the nine turns
+
+
+async def test_what_somebody_else_has_compacted_is_seen(history: History) -> None:
+    @function_tool
+    async def tidy() -> str:
+        """Compact the history from elsewhere."""
+        await compact(history, SummaryCompactor(ScriptedModel([says("tidied")]), keep_last=0))
+        return "tidy"
+
+    model = ScriptedModel([look(1), calls("tidy", {}, "t"), "done"])
+    agent = Agent(name="shop", model=model, tools=[look_up, tidy])
+    config = policy(5, keep_last=2)
+    await Runner.run(agent, "hi", session=history, run_config=config)
+    assert kinds(model.requests[-1].input) == ["compaction", "call t", "_output t"]
 
 
 def test_a_run_that_blocks_compacts_a_blocking_history(valkey_url: str) -> None:

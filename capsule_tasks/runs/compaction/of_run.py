@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.errors.base import reason_of
@@ -18,6 +18,7 @@ from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.compaction.compacting import (
     Chain,
     CompactionReport,
+    Outcome,
     check_history,
     compact,
 )
@@ -30,6 +31,10 @@ from capsule_tasks.runs.state import RunState
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.engine.ends import TurnDone
+
+_SEEN_ANEW: tuple[Outcome, ...] = ("replaced", "nothing", "conflict")
+"""After these outcomes the view is made again: in two of them, the history is not what the model
+sees, as somebody else has compacted it, for example."""
 
 Told = Callable[[CompactionReport], None]
 
@@ -46,7 +51,8 @@ class CompactedHistory:
         check_history(history)
         self._policy, self._config, self._history = policy, config, history
         self._watch = CompactionWatch(policy)
-        self._is_begun = self._was_replaced = False
+        self._before: Outcome | Literal["unseen"] | None = "unseen"
+        """What came of the compaction before the last turn; None if there was none."""
 
     @classmethod
     def of(cls, config: RunConfig, history: Any, state: RunState) -> CompactedHistory | None:
@@ -82,7 +88,7 @@ class CompactedHistory:
             return state, conversation
         report = await self.if_due(conversation.seen, told)
         state = _counted(state, report)
-        if report is not None and report.is_replaced:
+        if report is not None and report.outcome in _SEEN_ANEW:
             conversation = await conversation_of(state, self._history)
         return state, conversation
 
@@ -95,12 +101,12 @@ class CompactedHistory:
         self, seen: Seen, told: Told, chain: Chain | None = None
     ) -> CompactionReport | None:
         """Compact the history if that is due by what the model sees of it; None if it is not."""
-        if self._was_replaced or not self._is_begun:
+        before, self._before = self._before, None
+        if before == "unseen" or before in _SEEN_ANEW:
             self._watch.restart(seen)
-        if self._was_replaced:
+        if before in ("replaced", "nothing"):
             # What is left may still be too much, or hidden by a filter.
             self._watch.put_off(seen)
-        self._is_begun, self._was_replaced = True, False
         compactor, keep_last = self._policy.compactor, self._policy.keep_last
         try:
             if not self._watch.is_due(seen):
@@ -110,8 +116,8 @@ class CompactedHistory:
             reason = f"{type(error).__name__}: {reason_of(error)}"
             _log.warning("history %r was not compacted: %s", self._history.session_id, reason)
             report = CompactionReport(outcome="failed", error=reason)
-        self._was_replaced = report.is_replaced
-        if report.outcome not in ("replaced", "conflict", "waiting"):
+        self._before = report.outcome
+        if report.outcome in ("failed", "not_smaller"):
             self._watch.put_off(seen)
         told(report)
         return report

@@ -12,6 +12,7 @@ are to be stored together, or an error with what is to be stored all the same. I
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
@@ -149,13 +150,17 @@ class Turn:
         return planned(made.items, able.identity, able.tools.keys(), able.handoffs.keys())
 
     def _checks_of_input(self, able: Abilities) -> list[InputGuardrail]:
-        """The guardrails of the run's input that have not let it pass yet."""
+        """The guardrails of the run's input that have not let it pass yet.
+
+        Results name their guardrails, so those that share a name all run again.
+        """
         if self.state.turn:
             return []
         results = [each for each in self.state.guardrails if each.kind == "input"]
         passed = {each.name for each in results if not each.tripped}
         checks = (*able.agent.input_guardrails, *self.run.config.input_guardrails)
-        return [each for each in checks if each.name not in passed]
+        count = Counter(each.name for each in checks)
+        return [each for each in checks if each.name not in passed or count[each.name] > 1]
 
     # --- calls -----------------------------------------------------------------------------------
 

@@ -105,9 +105,13 @@ def _call(item: Item, agent: AgentId) -> PendingCall:
         raise ModelMisbehaved(f"call {call_id!r:.100} names the tool {name!r:.100}, no text")
     if not isinstance(arguments, str):
         raise ModelMisbehaved(f"call {call_id!r:.100} of {name!r:.100} has no arguments as text")
-    namespace = item.get("namespace")
-    key = ToolKey.namespaced(namespace, name) if namespace else ToolKey(name)
-    return PendingCall(call_id=call_id, tool=key, agent=agent, arguments=arguments)
+    return PendingCall(call_id=call_id, tool=called_tool(item), agent=agent, arguments=arguments)
+
+
+def called_tool(item: Item) -> ToolKey:
+    """The tool that a call in the history, or in a reply, names."""
+    name, namespace = item["name"], item.get("namespace")
+    return ToolKey.namespaced(namespace, name) if namespace else ToolKey(name)
 
 
 def _text(items: Sequence[Item]) -> str | None:

@@ -124,6 +124,8 @@ class InProcessRun:
         else:
             callback = self.config.session_input_callback
             conversation = await conversation_of(self.state, self.session, callback=callback)
+        if own := self.state.stored_items or len(self.state.held_items):
+            self._ports.know(conversation.view[-own:])
         shown = None
         while True:
             if self._ports.is_watched and self.state.agent != shown:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from hashlib import sha256
 from typing import Any, Protocol
 
 from capsule_tasks.errors import CallChanged, ToolTimeout
 from capsule_tasks.runs.agents.tools import OnUncertain
-from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.approvals import PendingCall, fingerprint_of
+from capsule_tasks.runs.engine.deciding import called_tool
 from capsule_tasks.runs.models.model import ModelReply
 from capsule_tasks.runs.records import Item
 from capsule_tasks.storage.keys import MAX_ID_BYTES
@@ -75,6 +76,16 @@ class InProcessPorts:
         self._publish = publish
         self._made: dict[str, tuple[str, Output]] = {}
         """The fingerprint and the output of each call, by its key."""
+        self._seen: dict[str, str] = {}
+        """The fingerprints of calls that were made before this process had the run."""
+
+    def know(self, items: Iterable[Item]) -> None:
+        """Know the calls of a run that goes on: none may come again with other arguments."""
+        for item in items:
+            match item:
+                case {"type": "function_call", "call_id": str(), "name": str(), "arguments": str()}:
+                    fingerprint = fingerprint_of(called_tool(item).text, item["arguments"])
+                    self._seen[key_of((), item["call_id"])] = fingerprint
 
     async def ask(
         self,
@@ -99,9 +110,11 @@ class InProcessPorts:
         `fail`.
         """
         fingerprint = call.fingerprint
-        if (before := self._made.get(key)) is not None:
-            if before[0] != fingerprint:
-                raise CallChanged(call.call_id, "it was made with another tool or other arguments")
+        before = self._made.get(key)
+        known = before[0] if before is not None else self._seen.get(key, fingerprint)
+        if known != fingerprint:
+            raise CallChanged(call.call_id, "it was made with another tool or other arguments")
+        if before is not None:
             return before[1]
         try:
             output = await make(False)

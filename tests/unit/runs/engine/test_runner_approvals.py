@@ -138,6 +138,26 @@ async def test_an_id_of_an_earlier_turn_with_other_arguments_is_refused() -> Non
     assert shop.paid == [5]
 
 
+@pytest.mark.parametrize("with_session", [True, False])
+async def test_an_id_of_a_turn_in_another_process_with_other_arguments_is_refused(
+    with_session: bool,
+) -> None:
+    """Also where the same session has the id in an earlier run, which may be another call."""
+    shop = Shop(
+        calls("look", {}, "c2"), "one", PAY, LOOK, PAY_MORE, calls("pay", {"euros": 6}, "c1")
+    )
+    session = shop.session if with_session else None
+    await Runner.run(shop.agent, "hi", session=session)
+    first = await Runner.run(shop.agent, "hi", session=session)
+    state = copied(first.state).approve("c1")
+    second = await Runner.run(shop.agent, state, session=session)
+    state = copied(second.state).approve("c2", always=True)
+    with pytest.raises(CallChanged) as caught:
+        await Runner.run(shop.agent, state, session=session)
+    assert shop.paid == [5, 9]
+    assert caught.value.state.turn == 3
+
+
 async def test_guardrails_run_before_people_are_asked_if_they_say_so_and_after_it_always() -> None:
     asked: list[str] = []
 

@@ -194,6 +194,7 @@ class Runs:
         return self.app.signature(RUN_TASK, given, kwargs, **options)
 
 
+_AGENTS = "an Agent of capsule_tasks or of openai-agents, or an Engine"
 _KINDS = tuple(f"{kind}:" for kind in get_args(ToolKind))
 _ARGUMENTS = ("agent", "given", "session", "context", "run_id")
 
@@ -232,7 +233,11 @@ def _engine_of(agent: Any, options: dict[str, Any]) -> Engine:
     try:
         from capsule_tasks.openai_agents import OpenAIEngine  # noqa: PLC0415  an extra
     except ImportError as fault:
-        ours = "an Agent of capsule_tasks, or an Engine"
-        must = f"{ours}; agents of openai-agents need the extra `openai-agents` ({fault})"
+        must = f"{_AGENTS}; those of openai-agents need the extra `openai-agents` ({fault})"
         raise InvalidSetting("agent", agent, must) from fault
-    return OpenAIEngine(agent, **options)
+    try:
+        return OpenAIEngine(agent, **options)
+    except InvalidSetting as refused:
+        if refused.name != "agent":
+            raise
+        raise InvalidSetting("agent", agent, _AGENTS) from None

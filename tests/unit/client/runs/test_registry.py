@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from capsule_tasks import Capsule
+from capsule_tasks import Agent, Capsule
 from capsule_tasks.client.configuration import run_lease_settings, run_settings
 from capsule_tasks.client.runs.messages import RUN_TASK
 from capsule_tasks.client.runs.registry import runs_of
-from capsule_tasks.durable import TurnEnd, TurnWork
+from capsule_tasks.durable import INPUT_SCHEMA, TurnEnd, TurnWork
+from capsule_tasks.durable.agent_engine import AgentEngine
 from capsule_tasks.errors import (
     AgentNotRegistered,
     CodeNotRun,
@@ -58,6 +61,29 @@ def test_an_engine_is_taken_as_it_is(capsule: Capsule) -> None:
         capsule.runs.register("other", engine, max_turns=3)
 
 
+def test_an_agent_of_ours_is_registered_with_its_options(capsule: Capsule) -> None:
+    engine = capsule.runs.register("a", Agent(name="shop", model="m"), on_uncertain="tell")
+    assert isinstance(engine, AgentEngine)
+    _, schema, agent = engine.first("go", {"user": "ann"})
+    assert (schema, agent) == (INPUT_SCHEMA, "shop")
+    with pytest.raises(InvalidSetting, match="a text or a list of items"):
+        capsule.runs.s("a", "")
+    with pytest.raises(InvalidSetting, match="max_turns = 0"):
+        capsule.runs.register("b", Agent(name="shop", model="m"), max_turns=0)
+
+
+def test_an_agent_of_ours_needs_no_sdk() -> None:
+    code = (
+        "import sys; sys.modules['agents'] = sys.modules['openai'] = None\n"
+        "from celery import Celery\n"
+        "from capsule_tasks import Agent, Capsule\n"
+        "runs = Capsule(Celery('a', broker='memory://')).runs\n"
+        "runs.register('shop', Agent(name='shop', model='gpt-5')).first('go')\n"
+        "assert 'agents' not in [name for name, found in sys.modules.items() if found]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_app_has_one_registry(capsule: Capsule) -> None:
     assert runs_of(capsule.app) is capsule.runs
     assert Capsule(capsule.app).runs is capsule.runs
@@ -67,7 +93,7 @@ def test_an_app_has_one_registry(capsule: Capsule) -> None:
     ("name", "agent", "options", "error"),
     [
         ("", ScriptEngine(), {}, "name"),
-        ("a", 7, {}, "agent = 7: must be an Agent of openai-agents"),
+        ("a", 7, {}, "agent = 7: must be an Agent of capsule_tasks or of openai"),
         ("a", ScriptEngine(), {"turn_timeout_s": 0}, "turn_timeout_s = 0"),
         ("taken", ScriptEngine(), {}, "name = 'taken': must be a name under which no agent"),
     ],

@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from capsule_tasks.protocol.messages import RunEvent
 from capsule_tasks.settings import HistorySettings
 from capsule_tasks.storage import ApprovalRequest, Claim, Committed, History, RunStore, RunUsage
 from capsule_tasks.storage.codec import Item
-from capsule_tasks.storage.runs.types import Decisions, Status
+from capsule_tasks.storage.runs.types import Status
 
 _log = logging.getLogger(__name__)
 
@@ -100,10 +100,8 @@ class RunDriver:
         RunClaimLost says that another worker has the run. The errors of `RunStore.claim` pass
         through.
         """
-        before: Claim | None = None
         while True:
             claim = await self._claimed(run_id, engine, message)
-            claim = before = _with_decisions_of(before, claim)
             drive = _Drive(self._store, engine, claim, self._history_of(claim.session_id), publish)
             drive.tell_claimed()
             stop = await self._worked(drive, drive.to_stop(self._turn_timeout_s, self._loss_limit))
@@ -375,20 +373,6 @@ class _Drive:
     def _tell(self, kind: str, agent: str, data: Any) -> None:
         if self._publish is not None:
             self._publish(RunEvent.of(kind, agent, data))
-
-
-def _with_decisions_of(before: Claim | None, claim: Claim) -> Claim:
-    """The claim, with what was decided before within the same turn.
-
-    A claim has the decisions about calls that wait. A run that is parked inside its turn waits for
-    other calls each time: without this, two calls that were both decided could take turns at being
-    asked about, and the run would be parked and woken for ever.
-    """
-    if before is None or before.turn != claim.turn:
-        return claim
-    exact = {each.call: each for each in (*before.decisions.exact, *claim.decisions.exact)}
-    decisions = Decisions(tuple(exact.values()), claim.decisions.standing)
-    return replace(claim, decisions=decisions)
 
 
 def _usage_after(before: RunUsage, told: Mapping[str, int], took_s: float) -> RunUsage:

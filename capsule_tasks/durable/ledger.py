@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -212,6 +213,9 @@ class TurnLedger:
             self.to_settle[call.key] = request
             raise TurnStopped(f"call {call.key!r} of {call.tool} has to be settled")
         if found.verdict == "again":
+            # Not before the calls beside it are known: if one of them has to be settled, the turn
+            # ends, and this call would be cut short once it was started.
+            await asyncio.sleep(0)
             self._check()
             return await self.tool_call(replace(call, on_uncertain="retry"), make)
 

@@ -328,6 +328,41 @@ async def test_calls_side_by_side_are_settled_without_asking_twice(store: RunSto
     assert answers == 3
 
 
+async def test_calls_that_cut_each_other_short_are_settled(store: RunStore) -> None:
+    """As in openai-agents, where a call that ends the turn cuts short those beside it.
+
+    One call is known to be uncertain before the other one, so people are asked about them in turn.
+    """
+
+    class CuttingShort(ScriptedEngine):
+        rounds = 0
+
+        async def turn(self, work: TurnWork) -> TurnEnd:
+            self.rounds += 1
+            assert self.rounds < 10, "the run is woken and parked for ever"
+            async with asyncio.TaskGroup() as calls:
+                first = calls.create_task(self.call_tool(work, "a"))
+                if self.rounds % 2:  # settled, it is being made while the other one is asked for
+                    await asyncio.wait({first}, timeout=0.01)
+                second = calls.create_task(self.call_tool(work, "b"))
+            return TurnEnd(
+                b"1", "script/1", "a", "completed", output=[first.result(), second.result()]
+            )
+
+    engine = CuttingShort([[]], on_uncertain="park")
+    driver = await started(store, engine)
+    claim = await store.claim("r", "w1")
+    planned = [PlannedCall(name, ToolCall(name, f"bare:{name}", "a", "{}").fingerprint)
+               for name in "ab"]  # fmt: skip
+    await store.start_calls(claim, planned)
+    await store.release(claim)
+    while (await driver.drive("r", engine)).status == "interrupted":
+        for waiting in (await store.read("r")).pending:
+            await settle(store, "r", waiting.call_id, made=False)
+    assert json.loads((await store.read("r")).result) == ["a", "b"]
+    assert engine.effects == ["a", "b"]
+
+
 # --- killed at each await ------------------------------------------------------------------------
 
 

@@ -269,6 +269,20 @@ def test_a_journal_leaves_exactly_this_until_the_turn_is_committed(scene: Scene)
     assert scene.small.journal(claim, "m1", b"0123456789") is None
 
 
+def test_decisions_within_a_turn_come_with_each_claim_until_it_is_over(scene: Scene) -> None:
+    claim = scene.claimed("within")
+    for call in ("first", "second"):
+        scene.runs.commit(
+            claim, b"new", turn=0, status="interrupted", approval_requests=[ask(call)]
+        )
+        scene.runs.approvals.approve("within", call)
+        claim = scene.runs.claim("within", "w1")
+    assert [each.call for each in claim.decisions.exact] == ["first", "second"]
+    after = scene.runs.commit(claim, b"one", turn=1).claim
+    scene.runs.release(after)
+    assert scene.runs.claim("within", "w1").decisions.exact == ()
+
+
 def test_a_decision_leaves_exactly_this(scene: Scene) -> None:
     scene.runs.approvals.reject("parked", "kept", message="no", by="ann", always=True)
     ledger = scene.client.hgetall(RunKeys("user-42", "parked", scene.prefix).ledger)

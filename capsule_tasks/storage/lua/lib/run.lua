@@ -8,7 +8,8 @@
 -- to be sent, or a worker claims the run), `listed` (when the latest change was added to the index
 -- of runs: what was added before may have been dropped), `journal_bytes` (of the journal), `losses`
 -- (owners that were lost since the run last made progress), `lost_at` (how far it had come when the
--- last one was lost), `usage` (of all turns), and of an ended run `result` and `error`. Of a run
+-- last one was lost), `usage` (of all turns), `waited` (MessagePack: ids of calls that waited
+-- earlier in the turn that the run is in), and of an ended run `result` and `error`. Of a run
 -- that was deleted only the status
 -- `deleted` is left for some time: it does not exist, and cannot be created again.
 --
@@ -71,6 +72,30 @@ end
 local function entry_of(ledger_key, field)
   local packed = redis.call('HGET', ledger_key, field)
   return packed and cmsgpack.unpack(packed) or nil
+end
+
+-- The ids of the calls that wait, and of those that waited earlier in the same turn.
+local function calls_of_turn(run_key, run)
+  local waited = redis.call('HGET', run_key, 'waited')
+  local calls, known = {}, {}
+  for _, list in ipairs({waited and cmsgpack.unpack(waited) or {}, run.pending}) do
+    for _, call in ipairs(list) do
+      if not known[call] then calls[#calls + 1] = call end
+      known[call] = true
+    end
+  end
+  return calls
+end
+
+-- Decisions within a turn hold until it is over, also about calls that the run waits for no more.
+-- Returns whether it is over.
+local function note_waited(run_key, run, is_turn_over)
+  if is_turn_over then
+    redis.call('HDEL', run_key, 'waited')
+  else
+    redis.call('HSET', run_key, 'waited', cmsgpack.pack(calls_of_turn(run_key, run)))
+  end
+  return is_turn_over
 end
 
 -- Calls that wait, each with its agent and tool, for whoever removes them from the index.

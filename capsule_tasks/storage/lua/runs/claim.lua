@@ -42,7 +42,7 @@ end
 
 local function granted(run)
   local decisions = {}
-  for _, call in ipairs(run.pending) do
+  for _, call in ipairs(calls_of_turn(run_key, run)) do
     decisions[#decisions + 1] = entry_of(ledger_key, 'decision:' .. call)
   end
   local stored = redis.call('HMGET', run_key, 'snapshot', 'message', 'losses', 'usage')

@@ -103,7 +103,7 @@ if count > 0 then
   state.bytes = state.bytes + bytes
   save_history(history_key, items_key, state, now_us, history_ttl_ms, false)
 end
-local is_turn_over = turn > run.turn or ENDED_STATUS[status]
+local is_turn_over = note_waited(run_key, run, turn > run.turn or ENDED_STATUS[status])
 run.revision, run.turn, run.status = revision + 1, turn, after
 run.schema, run.agent, run.needs_message = schema, agent, after == 'queued'
 request_approvals(ledger_key, run, requests, now_us)

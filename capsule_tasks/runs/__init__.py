@@ -137,54 +137,17 @@ __all__ = [
     "without_tools",
 ]
 
-_NAMES_IN = {
-    "capsule_tasks.runs.agents.agent": ("Agent", "ToolResult"),
-    "capsule_tasks.runs.agents.contexts": ("RunContext", "ToolContext"),
-    "capsule_tasks.runs.agents.functions": ("function_tool",),
-    "capsule_tasks.runs.agents.guardrails": (
-        "InputGuardrail",
-        "OutputGuardrail",
-        "ToolGuardrail",
-        "ToolVerdict",
-        "Verdict",
-        "input_guardrail",
-        "output_guardrail",
-        "tool_input_guardrail",
-        "tool_output_guardrail",
-    ),
-    "capsule_tasks.runs.agents.handoffs": ("Handoff", "HandoffInput", "only_last", "without_tools"),
-    "capsule_tasks.runs.agents.outputs": ("OutputType",),
-    "capsule_tasks.runs.agents.run_config": ("ModelInput", "RunConfig"),
-    "capsule_tasks.runs.agents.tools": ("AgentTool", "HostedTool", "Tool"),
-    "capsule_tasks.runs.engine.events": ("StreamEvent",),
-    "capsule_tasks.runs.engine.results": ("RunResult", "RunStream"),
-    "capsule_tasks.runs.engine.runner": ("Runner",),
-    "capsule_tasks.runs.compaction": (
-        "Compaction",
-        "ResponsesCompactor",
-        "SummaryCompactor",
-        "compact",
-        "compact_sync",
-    ),
-    "capsule_tasks.runs.models.model": (
-        "Model",
-        "ModelDelta",
-        "ModelReply",
-        "ModelRequest",
-        "ModelRetries",
-        "ModelSettings",
-    ),
-    "capsule_tasks.runs.models.openai_chat": ("OpenAIChat",),
-    "capsule_tasks.runs.models.openai_responses": ("OpenAIResponses",),
-    "capsule_tasks.runs.preparing": ("prepare_input_with_session",),
-}
-_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
+_LOADED_LATER = (
+    *("models.model", "models.openai_chat", "models.openai_responses", "preparing"),
+    *("agents.contexts", "agents.guardrails", "agents.functions", "agents.handoffs"),
+    *("agents.outputs", "agents.agent", "agents.tools", "compaction", "agents.run_config"),
+    *("engine.events", "engine.results", "engine.runner"),
+)
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+    for module in _LOADED_LATER if name in __all__ else ():
+        home = import_module(f"{__name__}.{module}")
+        if hasattr(home, name):
+            return globals().setdefault(name, getattr(home, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

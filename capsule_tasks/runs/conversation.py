@@ -179,15 +179,6 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             last_item=digest(self.new[-1]),
         )
 
-    def compacted(self, items: Sequence[Item]) -> Conversation:
-        """The conversation once the history was replaced by these items; the model sees them all.
-
-        Without a history, they are what the state keeps of the run.
-        """
-        seen = View(without_orphans(for_model(items)))
-        new = () if self.has_history else tuple(for_history(items))
-        return Conversation(seen=seen, new=new, has_history=self.has_history)
-
     def in_state(self, state: RunState) -> RunState:
         """The state with all that another process needs to make the same view.
 

@@ -12,7 +12,6 @@ from capsule_tasks.runs.agents.schemas import (
     Codec,
     NotStrict,
     Unfit,
-    as_json,
     as_json_text,
     codec_of,
     made_strict,
@@ -87,14 +86,6 @@ class OutputType:
             name = getattr(self.kind, "__qualname__", str(self.kind))
             raise ModelMisbehaved(f"its final output is not of type {name}: {error}") from None
         return value.response if self._is_wrapped else value
-
-    def encode(self, value: Any) -> Any:
-        """The final output as JSON values, for a result. Raises OutputNotStorable."""
-        try:
-            return as_json(value)
-        except Exception as error:
-            # An author's class may raise anything while it is encoded.
-            raise OutputNotStorable("the final output", str(error)) from error
 
 
 def output_type_of(kind: Any) -> OutputType:

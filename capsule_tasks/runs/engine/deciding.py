@@ -139,14 +139,13 @@ def settings_for(state: RunState, agent: Agent, given: ModelSettings) -> ModelSe
     """The settings of the agent's next model call, without a tool choice that was followed."""
     if given.tool_choice is None or given.tool_choice == "none" or not agent.reset_tool_choice:
         return given
-    has_used = any(use.agent == state.agent and use.tools for use in state.tool_use)
-    return replace(given, tool_choice=None) if has_used else given
+    return replace(given, tool_choice=None) if state.tools_used_by(state.agent) else given
 
 
 def with_tools_used(state: RunState, calls: Iterable[PendingCall]) -> RunState:
     """The state in which its agent has used the tools of these calls, too."""
     names = [call.tool.text for call in calls]
-    before = next((use.tools for use in state.tool_use if use.agent == state.agent), ())
+    before = state.tools_used_by(state.agent)
     if all(name in before for name in names):
         return state
     return state.with_tool_use(state.agent, dict.fromkeys((*before, *names)))

@@ -178,14 +178,12 @@ async def test_a_compaction_replaces_what_the_model_sees_and_the_run_goes_on() -
     conversation, state = await conversation_of(state_of(), stored), state_of()
     conversation, state = after(conversation.with_turn(turn(1)), state, stored)
     stored[:-2] = [user("In short.")]
-    conversation = conversation.compacted(stored)
+    conversation = await conversation_of(state, stored)
     assert (conversation.view, conversation.new) == ([user("In short."), *turn(1)], ())
     state = conversation.in_state(state)
     assert (await conversation_of(state, stored)).digest == conversation.digest
     conversation, state = after(conversation.with_turn(turn(2)), state, stored)
     assert (await conversation_of(state, stored)).view == conversation.view == stored
-    held = (await conversation_of(state_of())).compacted([user("In short.")])
-    assert held.in_state(state_of()).held_items == [user("In short.")]
 
 
 async def test_a_run_without_a_session_keeps_its_items_in_its_state() -> None:

@@ -67,7 +67,6 @@ def test_an_object_is_decoded_by_a_strict_schema() -> None:
     assert output.schema is not None
     assert (output.schema.strict, output.schema.parameters["required"]) == (True, ["text", "score"])
     assert output.decode('{"text": "a", "score": null}') == Answer("a")
-    assert output.encode(Answer("a")) == {"text": "a", "score": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -108,8 +107,3 @@ def test_strictness_is_chosen() -> None:
 def test_what_is_no_type_is_named(kind: Any) -> None:
     with pytest.raises(InvalidSetting, match="output_type = "):
         output_type_of(kind)
-
-
-def test_an_output_that_is_not_json_is_named() -> None:
-    with pytest.raises(OutputNotStorable, match="object"):
-        OutputType(Answer).encode(object())

@@ -31,8 +31,12 @@ OUTPUT_OF = {
     "program": "program_output",
 }
 """For each type of call, the type of its output. A model refuses one without the other."""
-_OUTPUTS = frozenset(OUTPUT_OF.values())
-_PAIRED = _OUTPUTS | OUTPUT_OF.keys()
+OUTPUTS = frozenset(OUTPUT_OF.values())
+_PAIRED = OUTPUTS | OUTPUT_OF.keys()
+_PROGRAM_OUTPUT = OUTPUT_OF["program"]
+Pair = tuple[str, str]
+"""A call and its output: the type of the output, and the id of the call."""
+
 _CALL_ID_FIELDS = {"mcp_approval_request": "id", "mcp_approval_response": "approval_request_id"}
 """Where a type of item has the id of its call, if not in `call_id`."""
 
@@ -233,7 +237,7 @@ def without_orphans(
     kinds = [kind_of(item) for item in items]
     dropped: set[int] = set()
     if not _PAIRED.isdisjoint(kinds):
-        dropped = _orphans(items, _pairs(items, kinds), pending, keep)
+        dropped = _orphans(items, pending, keep)
     if "reasoning" in kinds:
         _drop_reasoning(items, kinds, dropped, keep)
     if not dropped:
@@ -241,51 +245,44 @@ def without_orphans(
     return [item for index, item in enumerate(items) if index not in dropped]
 
 
-def _pairs(items: Sequence[Item], kinds: list[str]) -> dict[int, tuple[str, str]]:
-    """The type and call id of each call and each output, by its index.
+def pairs_of(items: Sequence[Item]) -> tuple[dict[int, Pair], dict[int, Pair]]:
+    """The calls and the outputs by their indexes; a call is the same pair as its output.
 
     Searches for tools that the model's server makes may have no ids. An output without an id is
     that of the latest such call before it that has no output yet; both get an id here.
     """
-    pairs: dict[int, tuple[str, str]] = {}
+    calls: dict[int, Pair] = {}
+    outputs: dict[int, Pair] = {}
     unanswered = defaultdict[str, list[int]](list)
-    for at, kind in enumerate(kinds):
-        if kind not in _PAIRED:
+    for at, item in enumerate(items):
+        if (kind := kind_of(item)) not in _PAIRED:
             continue
-        if (call_id := _call_id_of(items[at], kind)) is None:
-            owner = at
-            if kind in OUTPUT_OF:
-                unanswered[OUTPUT_OF[kind]].append(at)
+        is_call, owner = kind in OUTPUT_OF, at
+        kind_of_output = OUTPUT_OF.get(kind, kind)
+        if (call_id := _call_id_of(item, kind)) is None:
+            if is_call:
+                unanswered[kind_of_output].append(at)
             elif unanswered[kind]:
                 owner = unanswered[kind].pop()
             call_id = f"without an id, at {owner}"
-        pairs[at] = (kind, call_id)
-    return pairs
+        (calls if is_call else outputs)[at] = (kind_of_output, call_id)
+    return calls, outputs
 
 
-def _orphans(
-    items: Sequence[Item],
-    pairs: dict[int, tuple[str, str]],
-    pending: Collection[str],
-    keep: Collection[int],
-) -> set[int]:
+def _orphans(items: Sequence[Item], pending: Collection[str], keep: Collection[int]) -> set[int]:
     """The indexes of calls without output, and of outputs without call."""
-    calls = {(OUTPUT_OF[kind], of) for kind, of in pairs.values() if kind in OUTPUT_OF}
-    outputs = {pair for pair in pairs.values() if pair[0] in _OUTPUTS}
-    if calls == outputs:
+    calls, outputs = pairs_of(items)
+    called, answered = set(calls.values()), set(outputs.values())
+    if called == answered:
         return set()
     # A program whose own calls have outputs waits for nothing but the model.
-    working = {_program_of(items[at]) for at, (kind, _) in pairs.items() if kind in _OUTPUTS}
-    dropped: set[int] = set()
-    for at, (kind, call_id) in pairs.items():
-        if kind in _OUTPUTS:
-            is_orphan = (kind, call_id) not in calls
-        else:
-            waits = call_id in pending or (kind == "program" and call_id in working)
-            is_orphan = not waits and (OUTPUT_OF[kind], call_id) not in outputs
-        if is_orphan and at not in keep:
+    working = {(_PROGRAM_OUTPUT, _program_of(items[at])) for at in outputs}
+    dropped = {at for at, pair in outputs.items() if pair not in called}
+    for at, pair in calls.items():
+        if not (pair in answered or pair[1] in pending or pair in working):
             dropped.add(at)
-    if programs := {pairs[at][1] for at in dropped if pairs[at][0] == "program"}:
+    dropped.difference_update(keep)
+    if programs := {calls[at][1] for at in dropped if items[at].get("type") == "program"}:
         parts = {at for at, item in enumerate(items) if _program_of(item) in programs}
         dropped |= parts.difference(keep)
     return dropped
@@ -306,7 +303,7 @@ def _drop_reasoning(
     leads_to_item = False
     for at in range(len(items) - 1, -1, -1):
         if kinds[at] != "reasoning":
-            by_others = kinds[at] in _OUTPUTS or items[at].get("role", "assistant") != "assistant"
+            by_others = kinds[at] in OUTPUTS or items[at].get("role", "assistant") != "assistant"
             leads_to_item = not by_others and at not in dropped
         elif not leads_to_item and at not in keep:
             dropped.add(at)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from msgspec.structs import replace
+
 from capsule_tasks.errors import CompactionFailed, InvalidSetting
 from capsule_tasks.runs.compaction.cutting import SUMMARY_TITLE
 from capsule_tasks.runs.models import Model, ModelReply, ModelRequest, ModelSettings
@@ -93,12 +95,7 @@ class SummaryCompactor:
         if not text:
             kinds = ", ".join(sorted({str(item.get("type")) for item in reply.items}))
             raise CompactionFailed(f"it wrote no summary, but {kinds or 'nothing'}")
-        return ModelReply(
-            items=[summary_message(text)],
-            spent=reply.spent,
-            response_id=reply.response_id,
-            request_id=reply.request_id,
-        )
+        return replace(reply, items=[summary_message(text)])
 
 
 @runtime_checkable

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from capsule_tasks.runs.items import OUTPUT_OF, call_id_of
+from capsule_tasks.runs.items import OUTPUTS, Pair, pairs_of
 from capsule_tasks.runs.records import Item
 
 SUMMARY_TITLE = "Summary of the conversation so far:"
 """The first line of every summary; the message is known by it."""
-_CALL_OF = {output: call for call, output in OUTPUT_OF.items()}
-Pair = tuple[str, str]
 _encoded = msgspec.json.Encoder().encode
 
 
@@ -49,14 +47,15 @@ def since_compaction(items: Sequence[Item]) -> int:
 
 def is_waiting(items: Sequence[Item]) -> bool:
     """Whether calls of the latest reply have no output yet: those since the last user message."""
-    outputs = set[Pair]()
-    for item in reversed(items):
-        if (pair := output_of(item)) is not None:
-            outputs.add(pair)
-        elif (pair := call_of(item)) is not None:
-            if pair not in outputs:
+    calls, outputs = pairs_of(items)
+    answered = set[Pair]()
+    for at in reversed(range(len(items))):
+        if at in outputs:
+            answered.add(outputs[at])
+        elif at in calls:
+            if calls[at] not in answered:
                 return True
-        elif not _is_of_model(item):
+        elif not _is_of_model(items[at]):
             return False
     return False
 
@@ -78,9 +77,8 @@ def cut(items: Sequence[Item], keep_last: int) -> Cut | None:
 
 def has_halves(items: Sequence[Item]) -> bool:
     """Whether a call has no output among these items, or an output no call."""
-    calls = {pair for item in items if (pair := call_of(item)) is not None}
-    outputs = {pair for item in items if (pair := output_of(item)) is not None}
-    return calls != outputs
+    calls, outputs = pairs_of(items)
+    return set(calls.values()) != set(outputs.values())
 
 
 def size_of(items: Sequence[Item]) -> int:
@@ -89,22 +87,6 @@ def size_of(items: Sequence[Item]) -> int:
     The length of an encrypted text says nothing about the tokens that it stands for.
     """
     return sum(len(_encoded(_readable(item))) for item in items)
-
-
-def call_of(item: Item) -> Pair | None:
-    """The kind and the id of a call that needs an output, or None."""
-    kind = item.get("type")
-    if kind not in OUTPUT_OF or (call_id := call_id_of(item)) is None:
-        return None
-    return str(kind), call_id
-
-
-def output_of(item: Item) -> Pair | None:
-    """The kind and the id of the call that this item is the output of, or None."""
-    kind = _CALL_OF.get(str(item.get("type")))
-    if kind is None or (call_id := call_id_of(item)) is None:
-        return None
-    return kind, call_id
 
 
 def _readable(item: Item) -> Item:
@@ -118,21 +100,21 @@ def _is_of_model(item: Item) -> bool:
     kind = str(item.get("type", "message"))
     if kind == "message":
         return item.get("role") == "assistant"
-    return kind not in _CALL_OF and kind != "compaction"
+    return kind not in OUTPUTS and kind != "compaction"
 
 
 def _last_allowed(items: Sequence[Item], most: int) -> int:
     """The last place, at most `most`, at which nothing that belongs together would be cut."""
-    pairs = [call_of(item) or output_of(item) for item in items]
-    answered = {pair for item in items if (pair := output_of(item)) is not None}
-    last: dict[Pair | None, int] = {pair: at for at, pair in enumerate(pairs) if pair in answered}
+    calls, outputs = pairs_of(items)
+    pairs, answered = calls | outputs, set(outputs.values())
+    last: dict[Pair | None, int] = {pairs[at]: at for at in sorted(pairs) if pairs[at] in answered}
     allowed = open_until = 0
     is_reasoned = False  # the reply that the item before belongs to has reasoning
     for at, item in enumerate(items[: most + 1]):
         is_within_reply = is_reasoned and _is_of_model(item)
         if at >= open_until and not is_within_reply:
             allowed = at
-        open_until = max(open_until, last.get(pairs[at], -1) + 1)
+        open_until = max(open_until, last.get(pairs.get(at), -1) + 1)
         is_reasoned = _is_of_model(item) and (is_reasoned or item.get("type") == "reasoning")
     if most >= len(items) >= open_until:
         allowed = len(items)
@@ -141,7 +123,8 @@ def _last_allowed(items: Sequence[Item], most: int) -> int:
 
 def _unanswered(items: Sequence[Item], stop: int) -> set[int]:
     """The places before `stop` of calls without output, and of the reasoning of their replies."""
-    outputs = {pair for item in items if (pair := output_of(item)) is not None}
+    calls, outputs = pairs_of(items)
+    answered = set(outputs.values())
     found = set[int]()
     reasoning = list[int]()
     for at, item in enumerate(items[:stop]):
@@ -149,6 +132,6 @@ def _unanswered(items: Sequence[Item], stop: int) -> set[int]:
             reasoning = []
         elif item.get("type") == "reasoning":
             reasoning.append(at)
-        elif (pair := call_of(item)) is not None and pair not in outputs:
+        elif at in calls and calls[at] not in answered:
             found |= {at, *reasoning}
     return found

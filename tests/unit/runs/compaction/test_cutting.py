@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from capsule_tasks.runs.compaction.compactors import summary_message
 from capsule_tasks.runs.compaction.cutting import (
     Cut,
-    call_of,
     cut,
     has_halves,
     is_compaction,
     is_waiting,
-    output_of,
     since_compaction,
     size_of,
 )
@@ -46,6 +44,14 @@ def output(call_id: str) -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": "1"}
 
 
+def call_of(item: Item) -> str | None:
+    return item["call_id"] if item.get("type") == "function_call" else None
+
+
+def output_of(item: Item) -> str | None:
+    return item["call_id"] if item.get("type") == "function_call_output" else None
+
+
 def pieces(items: list[Item], keep_last: int = 0) -> tuple[int, int] | None:
     """How many items a cut replaces, and how many of them it puts back."""
     found = cut(items, keep_last)
@@ -70,6 +76,13 @@ def test_a_call_stays_with_its_output() -> None:
     items = [user(), call("1"), output("1"), says()]
     assert pieces(items, 2) == (1, 0)
     assert pieces(items, 1) == (3, 0)
+
+
+def test_a_search_without_an_id_stays_with_its_output() -> None:
+    items = [user(), {"type": "tool_search_call"}, {"type": "tool_search_output"}, says()]
+    assert pieces(items, 2) == (1, 0)
+    assert is_waiting(items[:2])
+    assert has_halves(items[2:])
 
 
 def test_calls_of_one_reply_stay_together() -> None:

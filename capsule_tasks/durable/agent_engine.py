@@ -61,6 +61,7 @@ from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.redaction import without_secrets
 from capsule_tasks.runs.schema import CURRENT_SCHEMA_VERSION
 from capsule_tasks.runs.state import RunState, ServerConversation
+from capsule_tasks.settings import PositiveCount, check_value
 from capsule_tasks.storage import ApprovalRequest, Claim
 
 _log = logging.getLogger(__name__)
@@ -113,11 +114,8 @@ class AgentEngine:
         given: object = agent
         if not isinstance(given, Agent):
             raise InvalidSetting("agent", agent, "an Agent of capsule_tasks")
-        given = run_config
-        if given is not None and not isinstance(given, RunConfig):
-            raise InvalidSetting("run_config", run_config, "a RunConfig of capsule_tasks")
-        if max_turns is not None and not (type(max_turns) is int and max_turns > 0):
-            raise InvalidSetting("max_turns", max_turns, "None or a whole number above 0")
+        check_value("run_config", run_config, RunConfig | None)
+        check_value("max_turns", max_turns, PositiveCount | None)
         self._book = AgentBook(agent)
         self._graph = AgentGraph(agent)  # type: ignore[arg-type]
         self._first_agent = self._book.identity(agent)

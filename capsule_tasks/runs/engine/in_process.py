@@ -27,6 +27,7 @@ from capsule_tasks.runs.engine.turn import Turn
 from capsule_tasks.runs.engine.waiting import to_the_end
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState, ServerConversation
+from capsule_tasks.settings import PositiveCount, check_value
 from capsule_tasks.storage.history.types import PoppedSuffix
 
 
@@ -52,15 +53,10 @@ class RunArguments:
     previous_response_id: str | None = None
 
     def __post_init__(self) -> None:
-        given: object = self.given
-        if not isinstance(self.agent, Agent):
-            raise InvalidSetting("agent", self.agent, "an Agent")
-        if not isinstance(given, str | list | RunState):
-            raise InvalidSetting("input", given, "a text, a list of items, or a RunState")
-        if self.max_turns is not None and not (type(self.max_turns) is int and self.max_turns > 0):
-            raise InvalidSetting("max_turns", self.max_turns, "None or a whole number above 0")
-        if not isinstance(self.config, RunConfig):
-            raise InvalidSetting("run_config", self.config, "a RunConfig")
+        check_value("agent", self.agent, Agent)
+        check_value("input", self.given, str | list | RunState)
+        check_value("max_turns", self.max_turns, PositiveCount | None)
+        check_value("run_config", self.config, RunConfig)
         if self.session is not None and not callable(getattr(self.session, "add_items", None)):
             raise InvalidSetting("session", self.session, "a History or a SyncHistory")
 

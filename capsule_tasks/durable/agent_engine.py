@@ -114,7 +114,9 @@ class AgentEngine:
         given: object = agent
         if not isinstance(given, Agent):
             raise InvalidSetting("agent", agent, "an Agent of capsule_tasks")
-        check_value("run_config", run_config, RunConfig | None)
+        given = run_config
+        if given is not None and not isinstance(given, RunConfig):
+            raise InvalidSetting("run_config", run_config, "a RunConfig of capsule_tasks")
         check_value("max_turns", max_turns, PositiveCount | None)
         self._book = AgentBook(agent)
         self._graph = AgentGraph(agent)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ from capsule_tasks.errors import CodeFailed, CodeNotRun, NoResult, SessionUnknow
 from capsule_tasks.protocol.events import Ended, Outcome, SessionRestored
 from capsule_tasks.runs.agents.checking import check_tool_name
 from capsule_tasks.runs.agents.contexts import ToolContext
-from capsule_tasks.runs.agents.parameters import parameters_of
+from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.tools import Tool
 from capsule_tasks.runs.records import CodeSession
 from capsule_tasks.settings import ByteCount, PositiveSeconds, check_value
@@ -65,25 +65,10 @@ def code_tool(
     check_value("timeout_s", timeout_s, PositiveSeconds | None)
     check_value("max_output_chars", max_output_chars, ByteCount)
     calls = _CodeCalls(app, session, profile, tenant, timeout_s, max_output_chars)
-    parameters = parameters_of(_arguments, name)
-    return Tool(
-        name=name,
-        description=description,
-        parameters=parameters.schema,
-        strict=parameters.strict,
-        check=parameters.check,
-        invoke=lambda ctx, arguments: calls.invoke(ctx, **parameters.decode(arguments)[1]),
-        needs_approval=needs_approval,
-        on_uncertain="retry",
+    tool = function_tool(
+        name=name, description=description, needs_approval=needs_approval, on_uncertain="retry"
     )
-
-
-def _arguments(code: str) -> None:
-    """Show the parameters of the tool.
-
-    Args:
-        code: Python source code.
-    """
+    return tool(calls.invoke)
 
 
 class _CodeCalls:
@@ -105,7 +90,7 @@ class _CodeCalls:
         self._timeout_s = timeout_s
         self._limit = limit
 
-    async def invoke(self, ctx: ToolContext, code: str) -> str:
+    async def invoke(self, ctx: ToolContext, code: Annotated[str, "Python source code."]) -> str:
         """Submit the code, unless it was, and wait for its end."""
         session = NamedSession(
             app_of_task() if self._app is None else self._app,

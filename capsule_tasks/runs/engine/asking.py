@@ -14,6 +14,7 @@ from capsule_tasks.runs.conversation import Conversation
 from capsule_tasks.runs.engine.deciding import settings_for
 from capsule_tasks.runs.engine.ports import TurnPorts
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
+from capsule_tasks.runs.items import RunningDigest
 from capsule_tasks.runs.models.calling import call_model
 from capsule_tasks.runs.models.model import (
     Model,
@@ -67,7 +68,7 @@ async def _request(
         if not isinstance(found, ModelInput):
             raise CallbackFailed("input_filter", agent.name, f"it returned {found!r:.100}")
         items, instructions = listed("input_filter", agent, found.items), found.instructions
-        seen = sha256(_encode(items)).hexdigest()
+        seen = RunningDigest(items).hexdigest()
     settings = settings_for(state, agent, _settings(config, agent))
     server = conversation.server
     request = ModelRequest(

@@ -219,3 +219,9 @@ async def test_tools_that_are_switched_off_are_not_there() -> None:
     enabled[0] = False
     await Runner.run(agent, "hi")
     assert [len(request.tools) for request in model.requests] == [1, 0]
+
+
+async def test_a_filter_may_return_items_that_utf8_cannot_write() -> None:
+    given = [{"role": "user", "content": text} for text in ("\ud800", "hi")]
+    config = RunConfig(input_filter=lambda _run, _agent, found: found)
+    assert (await Runner.run(agent_of("done"), given, run_config=config)).final_output == "done"

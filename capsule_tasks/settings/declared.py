@@ -88,7 +88,7 @@ def checked_setting(kind: type[Settings], field: str, value: T, name: str) -> T:
 
 def check_value(name: str, value: object, kind: Any) -> None:
     """Refuse a value that an annotation does not allow."""
-    rule = _rule(kind)
+    rule = rule_of(kind)
     if rule.allows(value):
         return
     if get_origin(kind) is list and isinstance(value, list):
@@ -97,7 +97,7 @@ def check_value(name: str, value: object, kind: Any) -> None:
     raise InvalidSetting(name, value, rule.must)
 
 
-class _Rule(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True):
     """The values that an annotation allows, as a test and in words."""
 
     allows: Callable[[Any], bool]
@@ -105,35 +105,35 @@ class _Rule(msgspec.Struct, frozen=True):
 
 
 @cache
-def _rules_of(kind: type[Checked]) -> dict[str, _Rule]:
-    return {name: _rule(kind.__annotations__[name]) for name in kind.__struct_fields__}
+def _rules_of(kind: type[Checked]) -> dict[str, Rule]:
+    return {name: rule_of(kind.__annotations__[name]) for name in kind.__struct_fields__}
 
 
 @cache
-def _rule(kind: Any) -> _Rule:
+def rule_of(kind: Any) -> Rule:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _bounded(*args)
     if origin is Literal:
-        return _Rule(args.__contains__, "one of " + ", ".join(map(repr, args)))
+        return Rule(args.__contains__, "one of " + ", ".join(map(repr, args)))
     if origin in {Union, UnionType}:
-        rules = [_rule(each) for each in args if each is not NoneType]
+        rules = [rule_of(each) for each in args if each is not NoneType]
         takes_none = NoneType in args
-        return _Rule(
+        return Rule(
             lambda value: (value is None and takes_none) or any(r.allows(value) for r in rules),
             " or ".join(rule.must for rule in rules) + (", or None" if takes_none else ""),
         )
     if origin in {tuple, list, frozenset}:
-        item = _rule(args[0])
-        return _Rule(
+        item = rule_of(args[0])
+        return Rule(
             lambda value: isinstance(value, origin) and all(map(item.allows, value)),
             f"a {origin.__name__} of {_name_of(args[0])}",
         )
     if origin is Callable:
         return _function_of(None if args[0] is ... else len(args[0]))
     if origin is dict:
-        key, item = map(_rule, args)
-        return _Rule(
+        key, item = map(rule_of, args)
+        return Rule(
             lambda value: (
                 isinstance(value, dict)
                 and all(map(key.allows, value))
@@ -141,7 +141,7 @@ def _rule(kind: Any) -> _Rule:
             ),
             f"a dict of {args[0].__name__} to {args[1].__name__}",
         )
-    return _Rule(lambda value: kind is Any or _is(value, kind), f"of type {kind.__name__}")
+    return Rule(lambda value: kind is Any or _is(value, kind), f"of type {kind.__name__}")
 
 
 def _name_of(kind: Any) -> str:
@@ -151,10 +151,10 @@ def _name_of(kind: Any) -> str:
     return name
 
 
-def _function_of(count: int | None) -> _Rule:
+def _function_of(count: int | None) -> Rule:
     if count is None:
-        return _Rule(callable, "a function")
-    return _Rule(lambda value: takes(value, count), f"a function of {count} arguments")
+        return Rule(callable, "a function")
+    return Rule(lambda value: takes(value, count), f"a function of {count} arguments")
 
 
 def takes(value: object, count: int) -> bool:
@@ -172,12 +172,12 @@ def takes(value: object, count: int) -> bool:
     return True
 
 
-def _bounded(kind: Any, bounds: Meta) -> _Rule:
+def _bounded(kind: Any, bounds: Meta) -> Rule:
     if kind is str:
-        return _Rule(_is_text, "text, not empty, that UTF-8 can write")
+        return Rule(_is_text, "text, not empty, that UTF-8 can write")
     if bounds.min_length is not None:
-        most, rule = bounds.min_length, _rule(kind)
-        return _Rule(
+        most, rule = bounds.min_length, rule_of(kind)
+        return Rule(
             lambda value: rule.allows(value) and len(value) >= most,
             f"{rule.must}, with at least {most} of them",
         )
@@ -188,7 +188,7 @@ def _bounded(kind: Any, bounds: Meta) -> _Rule:
         else ((int, float), "number of seconds", _MAX_SECONDS)
     )
     low, high = bounds.ge, bounds.le or limit
-    return _Rule(
+    return Rule(
         lambda value: _is(value, types) and low <= value <= high, f"a {noun} from {low} to {high}"
     )
 

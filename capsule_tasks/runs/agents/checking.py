@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.settings import check_value
+from capsule_tasks.settings import Rule, check_value, rule_of
 
 if TYPE_CHECKING:
     from capsule_tasks.runs.models.model import ToolSpec
@@ -19,17 +19,18 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def check_fields(kind: type, made: Any, about: str = "") -> None:
     """Refuse values that the annotations of a dataclass do not allow; `about` is in the errors."""
-    for name, allowed in _annotations_of(kind).items():
-        of = f"({about})" if about and name != "name" else ""
-        check_value(f"{kind.__name__}{of}.{name}", getattr(made, name), allowed)
+    for name, allowed, rule in _rules_of(kind):
+        if not rule.allows(value := getattr(made, name)):
+            of = f"({about})" if about and name != "name" else ""
+            check_value(f"{kind.__name__}{of}.{name}", value, allowed)
 
 
 @cache
-def _annotations_of(kind: type) -> dict[str, Any]:
+def _rules_of(kind: type) -> list[tuple[str, Any, Rule]]:
     from capsule_tasks.runs.agents.agent import Agent  # noqa: PLC0415  it is made of these classes
 
     hints = get_type_hints(kind, localns={"Agent": Agent}, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    return [(each.name, hints[each.name], rule_of(hints[each.name])) for each in fields(kind)]
 
 
 def check(name: str, value: object, is_valid: object, must: str) -> None:

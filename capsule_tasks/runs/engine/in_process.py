@@ -53,10 +53,15 @@ class RunArguments:
     previous_response_id: str | None = None
 
     def __post_init__(self) -> None:
-        check_value("agent", self.agent, Agent)
-        check_value("input", self.given, str | list | RunState)
-        check_value("max_turns", self.max_turns, PositiveCount | None)
-        check_value("run_config", self.config, RunConfig)
+        given: object = self.given
+        if not isinstance(self.agent, Agent):
+            raise InvalidSetting("agent", self.agent, "an Agent")
+        if not isinstance(given, str | list | RunState):
+            raise InvalidSetting("input", given, "a text, a list of items, or a RunState")
+        if self.max_turns is not None:
+            check_value("max_turns", self.max_turns, PositiveCount)
+        if not isinstance(self.config, RunConfig):
+            raise InvalidSetting("run_config", self.config, "a RunConfig")
         if self.session is not None and not callable(getattr(self.session, "add_items", None)):
             raise InvalidSetting("session", self.session, "a History or a SyncHistory")
 

@@ -11,10 +11,9 @@ import pytest
 
 from capsule_tasks import Handoff, RunConfig, ToolContext, function_tool
 from capsule_tasks.errors import InvalidSetting
-from capsule_tasks.runs.compaction import Compaction, SummaryCompactor
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage import RunStore
-from capsule_tasks.testing.models import ScriptedModel, StatelessModel, calls, hands_over, says
+from capsule_tasks.testing.models import ScriptedModel, StatelessModel, calls, hands_over
 from tests.integration.agents.runs import LOOK, alone, look, office, one_agent, payer, runs_of
 from tests.integration.durable_agents import Runs, brief
 
@@ -310,22 +309,3 @@ async def test_snapshots_do_not_grow_with_the_turns(store: RunStore) -> None:
     assert (await runs.drive()).status == "completed"
     assert sizes[-2] <= sizes[0] * 1.05
     assert RunState.from_string((await store.read("r")).snapshot).turn == 31
-
-
-async def test_a_long_history_is_compacted_between_turns(store: RunStore) -> None:
-    summary = SummaryCompactor(ScriptedModel([says("in short")] * 9), keep_last=2)
-    config = RunConfig(compaction=Compaction(summary, threshold_items=5))
-    turns = [calls("look", {"what": "door"}, f"c{number}") for number in range(4)]
-    agent = one_agent(tools=[look])
-    agent.model = ScriptedModel([*turns, "done"])
-    runs = runs_of(store, agent, run_config=config)
-    await runs.start()
-    assert (await runs.drive()).status == "completed"
-    compactions = [event for event in runs.events if event.kind == "compaction"]
-    assert len(compactions) >= 1
-    items = await runs.items()
-    agent_alone = one_agent(tools=[look])
-    agent_alone.model = ScriptedModel([*turns, "done"])
-    _, items_alone = await alone(store, agent_alone, run_config=config)
-    assert brief(items) == brief(items_alone)
-    assert (await store.read("r")).usage.requests == 5 + len(compactions)

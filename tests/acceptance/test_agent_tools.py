@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
+from celery.exceptions import TaskRevokedError
 
 from capsule_tasks import Capsule, Execution, History, Runner, SyncHistory
 from capsule_tasks.client.redis_location import needed_redis_url
@@ -204,9 +205,19 @@ def test_a_task_is_cancelled_with_its_run(
 
 
 def test_a_task_is_cancelled_when_its_time_is_over(worker: Worker, tasks: SimpleNamespace) -> None:
-    tool, call, key = task_tool(tasks.hold, timeout_s=1.0), Call(), unique()
-    with pytest.raises(TimeoutError, match=r"tools\.hold took longer than 1 s: it was cancelled"):
-        made(tool, call, key=key)
+    call, key = Call(), unique()
+
+    async def cut() -> None:
+        started = asyncio.create_task(_made(task_tool(tasks.hold), call, {"key": key}))
+        await heard(worker, key)
+        limited = task_tool(tasks.hold, timeout_s=0.2)
+        why = r"tools\.hold took longer than 0\.2 s: it was cancelled"
+        with pytest.raises(TimeoutError, match=why):
+            await _made(limited, call.again(), {"key": key})
+        with pytest.raises(TaskRevokedError):
+            await started
+
+    asyncio.run(cut())
     result = worker.app.AsyncResult(execution_id(call))
     eventually(lambda: result.state == "REVOKED", "the end of the task")  # just after its event
 

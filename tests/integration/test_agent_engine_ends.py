@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from capsule_tasks import Agent, RunConfig, Verdict, function_tool, input_guardrail
-from capsule_tasks.durable import RunDriver, RunFailure
+from capsule_tasks.durable import RunDriver, RunFailure, ToolOutcome
 from capsule_tasks.durable.agent_engine import AgentEngine
+from capsule_tasks.durable.ledger import TurnLedger
 from capsule_tasks.errors import InvalidRunState, InvalidSetting, ModelFailed, UnknownAgent
 from capsule_tasks.runs import output_guardrail
 from capsule_tasks.runs.parking import Limits
@@ -84,24 +85,44 @@ async def test_a_call_that_took_too_long_is_uncertain(store: RunStore, policy: A
         assert (stop.failure.kind, stop.failure.type) == ("timeout", "ToolTimeout")
 
 
-async def test_a_turn_that_took_too_long_keeps_what_it_has_done(store: RunStore) -> None:
-    is_made = asyncio.Event()
+async def test_a_turn_that_took_too_long_keeps_what_it_has_done(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_recorded = asyncio.Event()
+    limits: list[asyncio.Timeout] = []
+    limited, turn_s = asyncio.timeout, 600.0
+
+    def noted(limit_s: float | None) -> asyncio.Timeout:
+        limit = limited(limit_s)
+        if limit_s == turn_s:
+            limits.append(limit)
+        return limit
+
+    async def recorded(ledger: TurnLedger, *about: Any) -> ToolOutcome:
+        outcome = await made(ledger, *about)
+        is_recorded.set()
+        return outcome
+
+    made = TurnLedger.tool_call
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    monkeypatch.setattr(TurnLedger, "tool_call", recorded)
 
     @function_tool
     async def slow() -> str:
-        await is_made.wait()
+        await is_recorded.wait()
+        [limit] = limits
+        limit.reschedule(asyncio.get_running_loop().time())  # the time of the turn is over
         await asyncio.sleep(3600)
         return "never"
 
     @function_tool
     async def fast() -> str:
-        is_made.set()
         return "made"
 
     both = [calls("fast", {}, "c1"), calls("slow", {}, "c2")]
     runs = runs_of(store, one_agent(both, tools=[fast, slow]))
     await runs.start()
-    stop = await RunDriver(store, "w1", turn_timeout_s=0.3).drive("r", runs.engine)
+    stop = await RunDriver(store, "w1", turn_timeout_s=turn_s).drive("r", runs.engine)
     assert stop.failure is not None
     assert (stop.failure.kind, stop.failure.type) == ("timeout", "TimeoutError")
     kinds, ids, outputs = zip(*brief(await runs.items()), strict=True)

@@ -1,8 +1,10 @@
 """Functions as tools: their schemas, their arguments, and what makes no tool."""
 
+import asyncio
 import enum
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -153,13 +155,23 @@ async def test_wrong_arguments_are_explained_to_the_model(arguments: str, reason
 
 
 async def test_a_blocking_function_runs_in_a_thread_and_a_timeout_leaves_it_there() -> None:
-    release, threads = threading.Event(), list[str]()
+    begun, release, threads = threading.Event(), threading.Event(), list[str]()
+
+    class Begun(ThreadPoolExecutor):
+        """Takes a function only once it runs: a call that waits for a thread is not begun."""
+
+        def submit(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future = super().submit(*args, **kwargs)
+            begun.wait(10)
+            return future
 
     @function_tool(timeout_s=0.01)
     def block() -> None:
         threads.append(threading.current_thread().name)
+        begun.set()
         release.wait(10)
 
+    asyncio.get_running_loop().set_default_executor(Begun(1))
     with pytest.raises(ToolTimeout, match=r"block ran longer than 0.01 s"):
         await called(block)
     release.set()

@@ -127,8 +127,15 @@ def shortened(value: object, max_size: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The text of an error for a log line or another error; its type if it has no text."""
-    return str(error) or type(error).__name__
+    """The text of an error for a log line or another error; its type if it has no text.
+
+    The error may be of any program: its text may be one that UTF-8 lacks, and may raise itself.
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001
+        text = ""
+    return text.encode("utf-8", "backslashreplace").decode() or type(error).__name__
 
 
 class CallerError(CapsuleError):

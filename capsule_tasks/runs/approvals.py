@@ -12,6 +12,7 @@ import hashlib
 from msgspec.structs import replace
 
 from capsule_tasks.errors import CallChanged, InvalidRunState
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.identity import AgentId, ToolKey
 from capsule_tasks.runs.schema import Part
 
@@ -68,7 +69,7 @@ class Decision(Part, frozen=True, kw_only=True):
 
     @property
     def rejection(self) -> str:
-        return self.message or DEFAULT_REJECTION
+        return sendable(self.message) if self.message else DEFAULT_REJECTION
 
 
 class RunApprovals(Part, frozen=True, kw_only=True):

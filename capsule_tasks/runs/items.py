@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.contexts import problem_in
 from capsule_tasks.runs.records import Item
 
@@ -88,6 +89,33 @@ def normalized(given: str | Iterable[Any], *, name: str = "input") -> list[Item]
     if _are_plain(items) and all(map(_is_item, items)):
         return items
     return [_item(each, f"{name}[{index}]") for index, each in enumerate(items)]
+
+
+def items_of_reply(given: Any) -> list[Item]:
+    """The items that a model has made, so that they can be stored and sent again.
+
+    Text that UTF-8 lacks is escaped: with it in a history, no model could be asked again. Raises
+    InvalidSetting for what is no item.
+    """
+    name = "the items of a reply"
+    if not isinstance(given, list):
+        raise InvalidSetting(name, given, "a list of items")
+    if _are_plain(given) and all(map(_is_item, given)):
+        return given
+    items = [_escaped(_item(each, f"{name}[{index}]")) for index, each in enumerate(given)]
+    if not _are_plain(items):
+        raise InvalidSetting(name, given, "JSON")
+    return items
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return sendable(value)
+    if isinstance(value, list):
+        return [_escaped(each) for each in value]
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return value
 
 
 def _item(given: Any, name: str) -> Item:

@@ -80,7 +80,7 @@ def _tool_of(
     check_tool_name("function_tool.name", tool)
     assert tool is not None
     parameters = parameters_of(function, tool, strict=strict)
-    call = function if _is_coroutine_function(function) else partial(asyncio.to_thread, function)
+    call = function if _is_coroutine_function(function) else _in_thread(function)
 
     async def invoke(context: ToolContext, arguments: str) -> Any:
         positional, named = parameters.decode(arguments)
@@ -100,6 +100,17 @@ def _tool_of(
         output_guardrails=list(output_guardrails),
         **options,
     )
+
+
+def _in_thread(function: Function) -> Callable[..., Awaitable[Any]]:
+    def called(*positional: Any, **named: Any) -> Any:
+        try:
+            return function(*positional, **named)
+        except StopIteration as error:
+            # No future takes it as its error: whoever awaits the thread would wait for ever.
+            raise RuntimeError(f"{function!r} raised {error!r}") from error
+
+    return partial(asyncio.to_thread, called)
 
 
 def _is_coroutine_function(function: Function) -> bool:

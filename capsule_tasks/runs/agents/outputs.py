@@ -19,6 +19,7 @@ from capsule_tasks.runs.agents.schemas import (
 from capsule_tasks.runs.models.model import OutputSchema
 from capsule_tasks.runs.records import Item
 
+_read_parts = msgspec.json.Decoder(list[Item]).decode
 _PARTS = frozenset({"input_text", "input_image", "input_file"})
 
 
@@ -30,11 +31,9 @@ def output_text(tool: str, value: Any) -> str | list[Item]:
     """
     if isinstance(value, str):
         return value
-    if _are_parts(value):
-        parts: list[Item] = value
-        return parts
     try:
-        return as_json_text(value)
+        text = as_json_text(value)
+        return _read_parts(text) if _are_parts(value) else text
     except Exception as error:
         # An author's class may raise anything while it is encoded.
         raise OutputNotStorable(tool, f"{type(value).__qualname__}: {error}") from error

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from capsule_tasks.errors import CallbackFailed, InvalidSetting, ModelFailed
+from capsule_tasks.errors import CallbackFailed, InvalidSetting, ModelFailed, ModelMisbehaved
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
 from capsule_tasks.runs.conversation import Conversation
 from capsule_tasks.runs.engine.deciding import settings_for
 from capsule_tasks.runs.engine.ports import TurnPorts
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
-from capsule_tasks.runs.items import RunningDigest
+from capsule_tasks.runs.items import RunningDigest, items_of_reply
 from capsule_tasks.runs.models.calling import call_model
 from capsule_tasks.runs.models.model import (
     Model,
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 async def asked(
     run: RunSetup, state: RunState, conversation: Conversation, able: Abilities, ports: TurnPorts
 ) -> ModelReply:
-    """The model's reply to the conversation. Raises ModelFailed, and CallbackFailed."""
+    """The reply to the conversation. Raises ModelFailed, ModelMisbehaved and CallbackFailed."""
     agent = able.agent
     request, question = await _request(run, state, conversation, able)
     model = model_of(run.config, agent)
@@ -45,10 +45,19 @@ async def asked(
 
     async def make() -> ModelReply:
         if not ports.is_watched:
-            return await call_model(model, request)
-        return await call_model(model, request, on_delta=show, on_discarded=discard)
+            return _readable(await call_model(model, request))
+        return _readable(await call_model(model, request, on_delta=show, on_discarded=discard))
 
     return await ports.ask(run.path, question, make, is_held=not run.path)
+
+
+def _readable(reply: ModelReply) -> ModelReply:
+    """The reply, whose items can be stored. Raises ModelMisbehaved for what is no item."""
+    try:
+        items = items_of_reply(reply.items)
+    except InvalidSetting as error:
+        raise ModelMisbehaved(str(error)) from None
+    return reply if items is reply.items else msgspec.structs.replace(reply, items=items)
 
 
 async def _request(

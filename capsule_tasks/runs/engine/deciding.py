@@ -105,6 +105,10 @@ def _call(item: Item, agent: AgentId) -> PendingCall:
         raise ModelMisbehaved(f"call {call_id!r:.100} names the tool {name!r:.100}, no text")
     if not isinstance(arguments, str):
         raise ModelMisbehaved(f"call {call_id!r:.100} of {name!r:.100} has no arguments as text")
+    namespace = item.get("namespace")
+    if not (namespace is None or isinstance(namespace, str)):
+        about = f"call {call_id!r:.100} of {name!r:.100}"
+        raise ModelMisbehaved(f"{about} has the namespace {namespace!r:.100}, no text")
     return PendingCall(call_id=call_id, tool=called_tool(item), agent=agent, arguments=arguments)
 
 
@@ -121,7 +125,8 @@ def _text(items: Sequence[Item]) -> str | None:
             content = item.get("content")
             if isinstance(content, str):
                 return content
-            parts = [part for part in content or () if isinstance(part, dict)]
+            listed = content if isinstance(content, list) else []
+            parts = [part for part in listed if isinstance(part, dict)]
             texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
             refusals = [part["refusal"] for part in parts if isinstance(part.get("refusal"), str)]
             return "".join(texts or refusals)

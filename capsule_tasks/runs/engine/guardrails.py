@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from capsule_tasks.errors import GuardrailFailed, GuardrailTripped
 from capsule_tasks.errors.base import reason_of
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
 from capsule_tasks.runs.agents.guardrails import (
@@ -20,6 +21,7 @@ from capsule_tasks.runs.agents.guardrails import (
 )
 from capsule_tasks.runs.engine.waiting import all_passed, is_cancelled
 from capsule_tasks.runs.identity import AgentId, ToolKey
+from capsule_tasks.runs.models.calling import PASSES
 from capsule_tasks.runs.records import GuardrailKind, GuardrailResult, Item
 
 T = TypeVar("T")
@@ -111,7 +113,9 @@ async def tool_rejection(
             raise GuardrailTripped(guardrail.name, kind, context.agent.name, result.info)
         if found.behavior == "reject":
             what = "output of this call" if output else "call of this tool"
-            return found.message or f"The {what} was rejected by the guardrail {guardrail.name!r}."
+            if found.message:
+                return sendable(found.message)
+            return f"The {what} was rejected by the guardrail {guardrail.name!r}."
     return None
 
 
@@ -127,7 +131,9 @@ async def _verdict(name: str, kind: type[V], check: Callable[..., Any], *about: 
         if is_cancelled():
             raise
         raise GuardrailFailed(name, "it was cancelled") from error
-    except Exception as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         raise GuardrailFailed(
             name, f"it raised {type(error).__name__}: {reason_of(error)}"
         ) from error

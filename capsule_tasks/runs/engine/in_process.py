@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+import msgspec
 from msgspec.structs import replace
 
 from capsule_tasks.errors import InvalidSetting, NotRewound, RunStopped, TurnNotStored
@@ -25,6 +26,7 @@ from capsule_tasks.runs.engine.ports import InProcessPorts
 from capsule_tasks.runs.engine.setup import DEFAULT_MAX_TURNS, AgentBook, RunSetup
 from capsule_tasks.runs.engine.turn import Turn
 from capsule_tasks.runs.engine.waiting import to_the_end
+from capsule_tasks.runs.items import normalized
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState, ServerConversation
 from capsule_tasks.settings import PositiveCount, check_value
@@ -56,8 +58,15 @@ class RunArguments:
         given: object = self.given
         if not isinstance(self.agent, Agent):
             raise InvalidSetting("agent", self.agent, "an Agent")
-        if not isinstance(given, str | list | RunState):
-            raise InvalidSetting("input", given, "a text, a list of items, or a RunState")
+        if not isinstance(given, str | list | RunState) or given in ("", []):
+            must = "a text or a list of items, not empty, or a RunState"
+            raise InvalidSetting("input", given, must)
+        if not isinstance(given, RunState):
+            try:
+                msgspec.json.encode(normalized(given))
+            except UnicodeEncodeError as error:
+                must = f"text that UTF-8 can write: {error}"
+                raise InvalidSetting("input", given, must) from None
         if self.max_turns is not None:
             check_value("max_turns", self.max_turns, PositiveCount)
         if not isinstance(self.config, RunConfig):

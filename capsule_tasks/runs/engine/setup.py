@@ -20,6 +20,7 @@ from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.agents.tools import AgentTool, HostedTool, Tool
 from capsule_tasks.runs.identity import AgentGraph, AgentId, ToolKey
 from capsule_tasks.runs.items import normalized
+from capsule_tasks.runs.models.calling import PASSES
 from capsule_tasks.runs.models.model import ToolSpec
 from capsule_tasks.runs.records import Item
 
@@ -123,7 +124,9 @@ async def called_back(what: str, agent: Agent, function: Callable[..., Any], *ab
     try:
         found = function(*about)
         return await found if isawaitable(found) else found
-    except Exception as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         reason = f"{type(error).__name__}: {reason_of(error)}"
         raise CallbackFailed(what, agent.name, reason) from error
 

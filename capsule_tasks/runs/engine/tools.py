@@ -138,10 +138,12 @@ async def _invoked(tool: Tool, context: ToolContext) -> Output:
         if is_cancelled():
             raise
         return _about(tool, context, RuntimeError("the tool was cancelled"), error)
-    except (SystemExit, KeyboardInterrupt) as error:
-        return _about(tool, context, RuntimeError(f"the tool raised {error!r}"), error)
+    except GeneratorExit:
+        raise
     except Exception as error:  # noqa: BLE001  a tool may raise anything
         return _about(tool, context, error, error)
+    except BaseException as error:  # noqa: BLE001  as an exit, or a panic of a library in Rust
+        return _about(tool, context, RuntimeError(f"the tool raised {error!r}"), error)
 
 
 def _about(tool: Tool, context: ToolContext, error: Exception, cause: BaseException) -> str:

@@ -253,6 +253,8 @@ class Turn:
             except Exception as error:  # noqa: BLE001  raised once the other calls have ended
                 if (text := withheld(error)) is not None:
                     outputs[call.call_id] = text
+                elif call.call_id in self._started:
+                    outputs[call.call_id] = UNCERTAIN
                 return error
             if output is not None:
                 outputs[call.call_id] = output

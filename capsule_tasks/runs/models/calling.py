@@ -28,6 +28,10 @@ from capsule_tasks.runs.models.model import (
 
 _log = logging.getLogger(__name__)
 
+PASSES = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+"""What callers of a program's functions let pass. Any other error, an exit too, is the function's
+own failure, and ends neither the process nor what else runs in it."""
+
 DEFAULT_RETRIES = ModelRetries()
 """For settings that have none."""
 
@@ -95,11 +99,16 @@ async def _attempt(model: Model, request: ModelRequest, stream: _Stream | None) 
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         raise ModelFailed(name_of(model), "it was cancelled by itself") from error
-    except Exception as error:
+    except PASSES:
+        raise
+    except BaseException as error:
         if limit is not None and limit.expired():
             why = f"it took longer than {timeout_s} s"
             raise ModelFailed(name_of(model), why, is_retryable=True) from error
         raise ModelFailed(name_of(model), f"{type(error).__name__}: {reason_of(error)}") from error
+    made: object = reply
+    if not isinstance(made, ModelReply):
+        raise ModelFailed(name_of(model), f"it returned {made!r:.100}, not a ModelReply")
     took_ms = round((perf_counter() - began_at) * 1000)
     if took_ms and not reply.spent.time_ms:
         return replace(reply, spent=replace(reply.spent, time_ms=took_ms))

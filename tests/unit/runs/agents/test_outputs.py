@@ -42,7 +42,7 @@ def test_what_is_no_text_becomes_json(value: Any, text: str) -> None:
 
 def test_parts_stay_parts() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:"}]
-    assert output_text("tool", parts) is parts
+    assert output_text("tool", parts) == parts
 
 
 @pytest.mark.parametrize(

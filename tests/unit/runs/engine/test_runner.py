@@ -20,7 +20,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
 from capsule_tasks.runs.agents.functions import function_tool
-from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.testing.models import ScriptedModel, calls
 from tests.unit.runs.engine.runs import MODES, MemorySession, Mode, spelled
@@ -222,6 +222,6 @@ async def test_tools_that_are_switched_off_are_not_there() -> None:
 
 
 async def test_a_filter_may_return_items_that_utf8_cannot_write() -> None:
-    given = [{"role": "user", "content": text} for text in ("\ud800", "hi")]
-    config = RunConfig(input_filter=lambda _run, _agent, found: found)
-    assert (await Runner.run(agent_of("done"), given, run_config=config)).final_output == "done"
+    made = [{"role": "user", "content": text} for text in ("\ud800", "hi")]
+    config = RunConfig(input_filter=lambda _run, _agent, _found: ModelInput(made, None))
+    assert (await Runner.run(agent_of("done"), "hi", run_config=config)).final_output == "done"

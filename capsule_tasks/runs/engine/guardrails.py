@@ -75,48 +75,46 @@ class Guardrails:
         found = await _verdict(
             guardrail.name, Verdict, guardrail.check, self._context, self._agent, value
         )
-        fields: dict[str, Any] = {"agent": self._identity, "tripped": found.tripped}
-        result = GuardrailResult.recorded(info=found.info, kind=kind, name=guardrail.name, **fields)
+        about = {"kind": kind, "name": guardrail.name, "tripped": found.tripped}
+        self._record(found.info, **about)
+
+    async def rejection(
+        self,
+        guardrails: Sequence[ToolGuardrail],
+        context: ToolContext,
+        key: ToolKey,
+        *output: str | list[Item],
+    ) -> str | None:
+        """The text in place of a call, or of its output, that a guardrail has rejected; else None.
+
+        Raises GuardrailTripped if a guardrail wants the run to end.
+        """
+        for guardrail in guardrails:
+            name = guardrail.name
+            found = await _verdict(name, ToolVerdict, guardrail.check, context, *output)
+            self._record(
+                found.info,
+                kind="tool_output" if output else "tool_input",
+                name=name,
+                tripped=found.behavior == "raise",
+                call_id=context.call_id,
+                tool=key,
+                behavior=found.behavior,
+                message=found.message,
+            )
+            if found.behavior == "reject":
+                what = "output of this call" if output else "call of this tool"
+                if found.message:
+                    return sendable(found.message)
+                return f"The {what} was rejected by the guardrail {name!r}."
+        return None
+
+    def _record(self, info: Any, **fields: Any) -> None:
+        """Report a result; raise GuardrailTripped for one that ends the run."""
+        result = GuardrailResult.recorded(info=info, agent=self._identity, **fields)
         self._report(result)
-        if found.tripped:
-            raise GuardrailTripped(guardrail.name, kind, self._agent.name, result.info)
-
-
-async def tool_rejection(
-    guardrails: Sequence[ToolGuardrail],
-    context: ToolContext,
-    key: ToolKey,
-    identity: AgentId,
-    report: Report,
-    *output: str | list[Item],
-) -> str | None:
-    """The text in place of a call, or of its output, that a guardrail has rejected; else None.
-
-    Raises GuardrailTripped if a guardrail wants the run to end.
-    """
-    kind: GuardrailKind = "tool_output" if output else "tool_input"
-    for guardrail in guardrails:
-        found = await _verdict(guardrail.name, ToolVerdict, guardrail.check, context, *output)
-        result = GuardrailResult.recorded(
-            info=found.info,
-            kind=kind,
-            name=guardrail.name,
-            agent=identity,
-            tripped=found.behavior == "raise",
-            call_id=context.call_id,
-            tool=key,
-            behavior=found.behavior,
-            message=found.message,
-        )
-        report(result)
-        if found.behavior == "raise":
-            raise GuardrailTripped(guardrail.name, kind, context.agent.name, result.info)
-        if found.behavior == "reject":
-            what = "output of this call" if output else "call of this tool"
-            if found.message:
-                return sendable(found.message)
-            return f"The {what} was rejected by the guardrail {guardrail.name!r}."
-    return None
+        if result.tripped:
+            raise GuardrailTripped(result.name, result.kind, self._agent.name, result.info)
 
 
 V = TypeVar("V", Verdict, ToolVerdict)

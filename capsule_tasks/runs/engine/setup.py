@@ -49,20 +49,14 @@ class AgentBook:
 
     def __init__(self, start: Agent) -> None:
         self._graph = AgentGraph(cast("Any", start))
-        self._agents: dict[AgentId, Agent] = {}
-        self._identities: dict[int, AgentId] = {}
         self._abilities: dict[AgentId, Abilities] = {}
 
     def agent(self, identity: AgentId) -> Agent:
         """Raises UnknownAgent for an agent outside the graph."""
-        if identity not in self._agents:
-            self._agents[identity] = cast("Agent", self._graph.resolve(identity))
-        return self._agents[identity]
+        return cast("Agent", self._graph.resolve(identity))
 
     def identity(self, agent: Agent) -> AgentId:
-        if id(agent) not in self._identities:
-            self._identities[id(agent)] = self._graph.identity(cast("Any", agent))
-        return self._identities[id(agent)]
+        return self._graph.identity(cast("Any", agent))
 
     async def abilities(self, identity: AgentId, context: RunContext) -> Abilities:
         """What the agent can do now; functions in `is_enabled` are asked each time."""
@@ -73,20 +67,17 @@ class AgentBook:
         tools: dict[ToolKey, Tool | AgentTool] = {}
         handoffs: dict[str, Handoff] = {}
         specs: list[ToolSpec] = []
-        for tool in agent.tools:
-            if isinstance(tool, HostedTool):
-                specs.append(tool.as_spec())
-                continue
-            is_fixed = is_fixed and isinstance(tool.is_enabled, bool)
-            if await _is_enabled(tool, context, agent):
-                tools[tool.key] = tool
-                specs.append(tool.as_spec())
-        for given in agent.handoffs:
-            handoff = given if isinstance(given, Handoff) else Handoff(agent=given)
-            is_fixed = is_fixed and isinstance(handoff.is_enabled, bool)
-            if await _is_enabled(handoff, context, agent):
-                handoffs[handoff.tool_name] = handoff
-                specs.append(handoff.as_spec())
+        whole = (each if isinstance(each, Handoff) else Handoff(each) for each in agent.handoffs)
+        for part in (*agent.tools, *whole):
+            if not isinstance(part, HostedTool):
+                is_fixed = is_fixed and isinstance(part.is_enabled, bool)
+                if not await _is_enabled(part, context, agent):
+                    continue
+                if isinstance(part, Handoff):
+                    handoffs[part.tool_name] = part
+                else:
+                    tools[part.key] = part
+            specs.append(part.as_spec())
         check_distinct(agent.name, specs)
         output = output_type_of(agent.output_type)
         digest = msgspec.json.encode([specs, output.schema])

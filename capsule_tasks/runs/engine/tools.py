@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,10 @@ from capsule_tasks.errors import GuardrailTripped, ToolFailed, ToolTimeout, Wron
 from capsule_tasks.errors.base import reason_of
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.agents.contexts import ToolContext
-from capsule_tasks.runs.agents.guardrails import ToolGuardrail
 from capsule_tasks.runs.agents.outputs import output_text
 from capsule_tasks.runs.agents.tools import AgentTool, Tool
 from capsule_tasks.runs.approvals import PendingCall
-from capsule_tasks.runs.engine.guardrails import Report, tool_rejection
+from capsule_tasks.runs.engine.guardrails import Guardrails
 from capsule_tasks.runs.engine.ports import UNCERTAIN, Output, TurnPorts, key_of
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back
 from capsule_tasks.runs.engine.waiting import is_cancelled
@@ -31,7 +30,7 @@ class ToolCaller:
     code: CodeSession | None
     """How far the run has seen its code session."""
     ports: TurnPorts
-    report: Report
+    guardrails: Guardrails
     note_code: Callable[[CodeSession], None]
     started: set[str]
     """The ids of calls whose functions were called."""
@@ -57,8 +56,8 @@ class ToolCaller:
             return str(error)
         if isinstance(tool, AgentTool):
             return None
-        guardrails = [each for each in tool.input_guardrails if each.before_approval]
-        return await self._rejection(guardrails, call, self._context(call)) if guardrails else None
+        early = [each for each in tool.input_guardrails if each.before_approval]
+        return await self.guardrails.rejection(early, self._context(call), call.tool)
 
     async def output_of(self, tool: Tool, call: PendingCall) -> Output:
         """The output of a call as the model gets it, through the ledger of a durable run."""
@@ -71,10 +70,9 @@ class ToolCaller:
         return await self.ports.call(call, key, tool.on_uncertain, make)
 
     async def _made(self, tool: Tool, call: PendingCall, context: ToolContext) -> Output:
-        if tool.input_guardrails:
-            rejection = await self._rejection(tool.input_guardrails, call, context)
-            if rejection is not None:
-                return rejection
+        rejection = await self.guardrails.rejection(tool.input_guardrails, context, call.tool)
+        if rejection is not None:
+            return rejection
         if self.ports.is_watched:
             data = {"call_id": call.call_id, "tool": call.tool.text, "arguments": call.arguments}
             self._publish("tool_started", data)
@@ -84,20 +82,10 @@ class ToolCaller:
         finally:
             if context.code is not None:
                 self.note_code(context.code)
-        if tool.output_guardrails:
-            rejection = await self._rejection(tool.output_guardrails, call, context, output)
-            return output if rejection is None else rejection
-        return output
-
-    async def _rejection(
-        self,
-        guardrails: Sequence[ToolGuardrail],
-        call: PendingCall,
-        context: ToolContext,
-        *output: Output,
-    ) -> str | None:
-        about = context, call.tool, self.able.identity, self.report
-        return await tool_rejection(guardrails, *about, *output)
+        rejection = await self.guardrails.rejection(
+            tool.output_guardrails, context, call.tool, output
+        )
+        return output if rejection is None else rejection
 
     def _context(self, call: PendingCall, *, is_repeat: bool = False) -> ToolContext:
         run = self.run.context

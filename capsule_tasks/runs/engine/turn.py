@@ -393,7 +393,7 @@ class Turn:
             self.run,
             self.state.code,
             self.ports,
-            self._report,
+            self._guardrails_of(able),
             self._note_code,
             self._started,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal
 
 from capsule_tasks.errors import InvalidSetting
@@ -26,7 +25,7 @@ from capsule_tasks.runs.compaction.policy import Compaction, CompactionWatch, Se
 from capsule_tasks.runs.conversation import Conversation, View, conversation_of
 from capsule_tasks.runs.items import for_model
 from capsule_tasks.runs.models import Model
-from capsule_tasks.runs.records import Item
+from capsule_tasks.runs.preparing import items_of
 from capsule_tasks.runs.state import RunState
 
 if TYPE_CHECKING:
@@ -74,10 +73,10 @@ class CompactedHistory:
         if state.turn or state.stored_items or state.held_items:
             conversation = await conversation_of(state, self._history, callback=callback)
             return await self.between_turns(state, conversation, told)
-        items = await self._items()
+        items = await items_of(self._history, None)
         report = await self.if_due(View(for_model(items)), told)
         if report is not None and report.is_replaced:
-            items = await self._items()
+            items = await items_of(self._history, None)
         return _counted(state, report), await conversation_of(state, items, callback=callback)
 
     async def between_turns(
@@ -129,11 +128,6 @@ class CompactedHistory:
             return None
         seen = done.conversation.view
         return Chain(done.response_id, len(seen), seen[-1], model)
-
-    async def _items(self) -> list[Item]:
-        found = self._history.get_items()
-        items: list[Item] = await found if isawaitable(found) else found
-        return items
 
 
 def _counted(state: RunState, report: CompactionReport | None) -> RunState:

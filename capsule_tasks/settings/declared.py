@@ -119,9 +119,10 @@ def rule_of(kind: Any) -> Rule:
     if origin in {Union, UnionType}:
         rules = [rule_of(each) for each in args if each is not NoneType]
         takes_none = NoneType in args
+        musts = " or ".join(rule.must for rule in rules).replace(" or of type ", " or ")
         return Rule(
             lambda value: (value is None and takes_none) or any(r.allows(value) for r in rules),
-            " or ".join(rule.must for rule in rules) + (", or None" if takes_none else ""),
+            musts + (", or None" if takes_none else ""),
         )
     if origin in {tuple, list, frozenset}:
         item = rule_of(args[0])

@@ -71,9 +71,9 @@ def parameters_of(
     The schema is strict if it can be. `strict=True` refuses a function whose schema cannot, and
     with `strict=False` it never is.
     """
-    signature, takes_context = _without_context(function, tool)
-    documented = read_docstring(inspect.getdoc(_without_partials(function)))
     hints = _hints(function, tool)
+    signature, takes_context = _without_context(function, tool, hints)
+    documented = read_docstring(inspect.getdoc(_without_partials(function)))
     fields: list[tuple[str, Any, Any]] = []
     about: dict[str, str] = {}
     for parameter in signature:
@@ -94,7 +94,7 @@ def parameters_of(
 
 
 def _without_context(
-    function: Callable[..., Any], tool: str
+    function: Callable[..., Any], tool: str, hints: dict[str, Any]
 ) -> tuple[list[inspect.Parameter], bool]:
     try:
         signature = list(inspect.signature(function).parameters.values())
@@ -102,7 +102,6 @@ def _without_context(
         raise InvalidSetting(f"function of {tool}", function, f"a function: {error}") from None
     if isinstance(function, partial):  # what it binds is not for the model to choose
         signature = [each for each in signature if each.name not in function.keywords]
-    hints = _hints(function, tool)
     takes_context = [_is_context(hints.get(each.name)) for each in signature]
     if any(takes_context[1:]):
         name = signature[takes_context.index(True, 1)].name

@@ -14,15 +14,17 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from capsule_tasks.errors import InvalidSetting
+from capsule_tasks.errors import InvalidRunState, InvalidSetting
 from capsule_tasks.runs.compaction.cutting import is_compaction
 from capsule_tasks.runs.items import (
     RunningDigest,
+    call_id_of,
     deduplicated,
     digest,
     for_history,
     for_model,
     identity,
+    kind_of,
     normalized,
     without_orphans,
 )
@@ -203,6 +205,7 @@ async def conversation_of(
     *,
     callback: SessionInputCallback | None = None,
     limit: int | None = None,
+    refuse_made: bool = False,
 ) -> Conversation:
     """The conversation of a run that begins, or of one that this process has not seen yet.
 
@@ -211,6 +214,8 @@ async def conversation_of(
     the model sees; by default that of the history's settings.
 
     Raises InvalidSetting for a history together with a conversation that the model's server keeps.
+    With `refuse_made`, raises InvalidRunState for a state that was gone on from before: the history
+    has outputs of its calls.
     """
     if state.conversation is not None:
         if history is not None:
@@ -235,12 +240,33 @@ async def conversation_of(
     if limit is None and not isinstance(history, Sequence):
         limit = limit_of(getattr(history, "session_settings", None))
     if limit is None:
-        return _resumed(state, await items_of(history, None), None)
-    stored = await items_of(history, limit + state.stored_items)
-    if not _ends_with_run(stored, state):
-        # Others have appended items meanwhile, or the run's were compacted.
-        stored = await items_of(history, _MORE_THAN_ANY_HISTORY)
+        stored = await items_of(history, None)
+    else:
+        stored = await items_of(history, limit + state.stored_items)
+        if not _ends_with_run(stored, state):
+            # Others have appended items meanwhile, or the run's were compacted.
+            stored = await items_of(history, _MORE_THAN_ANY_HISTORY)
+    if refuse_made:
+        _check_unmade(stored, state)
     return _resumed(state, stored, limit)
+
+
+def _check_unmade(stored: list[Item], state: RunState) -> None:
+    """Refuse a state with a call whose output came after the run's last item.
+
+    An output that came with its call is that of another run, whose model uses the same ids.
+    """
+    waiting = {call.call_id for call in state.calls}
+    if not waiting or state.last_item is None:
+        return
+    end = _behind(stored, state.last_item, state.stored_items, len(stored))
+    later = [] if end is None else stored[end:]
+    calls = {call_id_of(item) for item in later if kind_of(item) == "function_call"}
+    for item in later:
+        call_id = call_id_of(item)
+        if kind_of(item) == "function_call_output" and call_id in waiting - calls:
+            why = f"call {call_id!r:.100} was made since: the history has its output"
+            raise InvalidRunState("$.calls", why)
 
 
 def _resumed(state: RunState, stored: list[Item] | None, limit: int | None) -> Conversation:

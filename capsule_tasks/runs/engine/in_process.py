@@ -119,6 +119,8 @@ class InProcessRun:
         self.items: list[Item] = []
         """The items that the run has made in this call, and stored if it has a session."""
         self.final_output: Any = None
+        self.is_complete = False
+        """Whether the run's last turn is stored."""
         self.is_to_stop = False
         """Whether the run stops after its turn, and can go on from its state later."""
         self._stored: list[Item] = []
@@ -133,7 +135,9 @@ class InProcessRun:
             self.state, conversation = await compacted.begun(self.state, self._note)
         else:
             callback = self.config.session_input_callback
-            conversation = await conversation_of(self.state, self.session, callback=callback)
+            conversation = await conversation_of(
+                self.state, self.session, callback=callback, refuse_made=True
+            )
         if own := self.state.stored_items or len(self.state.held_items):
             self._ports.know(conversation.view[-own:])
         shown = None
@@ -143,11 +147,9 @@ class InProcessRun:
                 self._ports.publish("agent", shown.name)
             done = await self._turn(setup, conversation)
             conversation = done.conversation
-            if done.step == "final":
-                self.final_output = done.output
-                if compacted is not None:
-                    model = storing_model_of(self.config, self.book.agent(done.state.agent))
-                    self.state = await compacted.at_the_end(done, model, self._note)
+            if done.step == "final" and compacted is not None:
+                model = storing_model_of(self.config, self.book.agent(done.state.agent))
+                self.state = await compacted.at_the_end(done, model, self._note)
             if done.step != "next" or self.is_to_stop:
                 return
             if compacted is not None:
@@ -191,7 +193,12 @@ class InProcessRun:
             items, state = turn.cut()
             await self._save(items, given, state)
             raise
-        await self._save(done.items, given, done.state)
+        try:
+            await self._save(done.items, given, done.state)
+        finally:
+            # A cancel that comes while the last turn is stored comes too late: it is stored.
+            if done.step == "final" and self.state is done.state:
+                self.is_complete, self.final_output = True, done.output
         return done
 
     async def _save(self, items: list[Item], given: int, state: RunState) -> None:

@@ -98,10 +98,13 @@ class RunStream(RunResult):
     async def result(self) -> RunResult:
         """The result once the run has ended, waits for people, or was stopped after its turn.
 
-        Raises the error of a run that failed, and RunCancelled for `cancel()`.
+        Raises the error of a run that failed, and RunCancelled for a `cancel()` that came before
+        the final output was stored.
         """
         await asyncio.wait({self._task})
         if self._task.cancelled():
+            if self._run.is_complete:
+                return self
             raise RunCancelled(self._run.state.run_id, "its caller")
         self._task.result()
         return self

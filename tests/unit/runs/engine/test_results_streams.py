@@ -15,6 +15,7 @@ from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.runs.models.model import ModelRetries, ModelSettings
+from capsule_tasks.runs.records import Item
 from capsule_tasks.testing.models import ScriptedModel, breaks_off, calls, hands_over
 from tests.unit.runs.engine.runs import MemorySession, spelled
 
@@ -178,3 +179,14 @@ async def test_nothing_is_published_where_nobody_watches() -> None:
     model = ScriptedModel([calls("work", {}, "c1"), "done"])
     await Runner.run(Agent(name="Agent", model=model, tools=[work]), "hi")
     assert seen == [None]
+
+
+async def test_a_cancel_while_the_final_output_is_stored_comes_too_late() -> None:
+    class CancelledWhenStored(MemorySession):
+        async def add_items(self, items: list[Item]) -> None:
+            stream.cancel()
+            await super().add_items(items)
+
+    agent = Agent(name="Agent", model=ScriptedModel(["done"]))
+    stream = Runner.run_streamed(agent, "hi", session=CancelledWhenStored())
+    assert (await stream.result()).final_output == "done"

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.errors import CallbackFailed, CallChanged, ModelFailed, RunStopped
+from capsule_tasks.errors import (
+    CallbackFailed,
+    CallChanged,
+    InvalidRunState,
+    ModelFailed,
+    RunStopped,
+)
 from capsule_tasks.runs import RunState
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import ToolContext
@@ -331,3 +337,23 @@ async def test_guardrails_of_the_configuration_are_for_the_outer_run() -> None:
     config = RunConfig(input_guardrails=[InputGuardrail(check, "guard")])
     await Runner.run(agent, "hi", run_config=config)
     assert given == [("Boss", "hi")]
+
+
+async def test_a_state_whose_call_was_made_since_is_refused_before_any_effect() -> None:
+    shop = Shop(PAY, "paid", "again")
+    waiting = await Runner.run(shop.agent, "hi", session=shop.session)
+    approved = waiting.state.approve("c1")
+    assert (await Runner.run(shop.agent, approved, session=shop.session)).final_output == "paid"
+    before = list(shop.session.items)
+    with pytest.raises(InvalidRunState, match="call 'c1' was made since"):
+        await Runner.run(shop.agent, copied(approved), session=shop.session)
+    assert (shop.paid, shop.session.items) == ([5], before)
+
+
+async def test_a_call_of_another_run_with_the_same_id_is_another_call() -> None:
+    shop = Shop(PAY, calls("look", {}, "c1"), "looked", "paid")
+    waiting = await Runner.run(shop.agent, "hi", session=shop.session)
+    await Runner.run(shop.agent, "look", session=shop.session)
+    approved = waiting.state.approve("c1")
+    assert (await Runner.run(shop.agent, approved, session=shop.session)).final_output == "paid"
+    assert shop.paid == [5]

@@ -38,7 +38,7 @@ set_tracing_disabled(True)
 
 Effect = Callable[[str], None]
 
-STEP = 41
+STEP = 83
 """Awaits between two kills, where not each of them is tried: a prime, so that none is favoured."""
 
 

@@ -25,8 +25,8 @@ SCRIPT = Path(__file__).with_name("mixed_worker.py")
 CHANGES = {
     "runs/schema.py": [
         ("}\n\"\"\"In the order", f'    "{NEXT}": "Notes.",\n}}\n"""In the order'),
-        ('_from_1_0}\n"""By the version that each',
-         (f'_from_1_0, "{CURRENT_SCHEMA_VERSION}": lambda fields: '
+        ('}\n"""By the version that each',
+         (f', "{CURRENT_SCHEMA_VERSION}": lambda fields: '
           '{**fields, "notes": "migrated"}}\n"""By the version that each')),
     ],
     "runs/state.py": [
@@ -78,8 +78,8 @@ def installed(folder: Path, changes: dict[str, list[tuple[str, str]]]) -> Path:
 
 @pytest.fixture
 def workers(tmp_path: Path, valkey_url: str, prefix: str) -> Iterator[tuple[Worker, Worker]]:
-    old = Worker(installed(tmp_path / "old", {}), valkey_url, prefix)
-    new = Worker(installed(tmp_path / "new", CHANGES), valkey_url, prefix)
+    copies = installed(tmp_path / "old", {}), installed(tmp_path / "new", CHANGES)
+    old, new = (Worker(copy, valkey_url, prefix) for copy in copies)
     yield old, new
     for worker in (old, new):
         with worker.process:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from capsule_tasks.errors import CallbackFailed, InvalidSetting, ModelFailed, ModelMisbehaved
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
 from capsule_tasks.runs.conversation import Conversation
@@ -68,6 +69,10 @@ async def _request(
     instructions: Any = agent.instructions
     if callable(instructions):
         instructions = await called_back("instructions", agent, instructions, run.context, agent)
+        if not isinstance(instructions, str | None):
+            raise CallbackFailed("instructions", agent.name, f"it returned {instructions!r:.100}")
+    if instructions is not None:
+        instructions = sendable(instructions)
     items, seen = conversation.view, conversation.digest
     if config.input_filter is not None:
         given = ModelInput(items, instructions)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.errors import (
+    CallbackFailed,
     GuardrailFailed,
     GuardrailTripped,
     InvalidSetting,
@@ -191,3 +192,11 @@ async def test_of_guardrails_with_one_name_none_is_skipped() -> None:
         await Runner.run(agent, "hi")
     with pytest.raises(GuardrailTripped):
         await Runner.run(agent, tripped.value.state)
+
+
+async def test_instructions_are_text_that_can_be_sent() -> None:
+    agent = agent_of("done", instructions=lambda _run, _agent: "half \ud800")
+    await Runner.run(agent, "hi")
+    assert agent.model.requests[0].instructions == "half \\ud800"
+    with pytest.raises(CallbackFailed, match="instructions of agent 'Agent' failed: it returned 5"):
+        await Runner.run(agent_of("done", instructions=lambda _run, _agent: 5), "hi")

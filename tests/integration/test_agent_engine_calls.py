@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks import ToolContext, function_tool
+from capsule_tasks import Handoff, ToolContext, function_tool
+from capsule_tasks.durable import settle
 from capsule_tasks.runs.approvals import fingerprint_of
 from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.storage import PlannedCall, RunStore
-from capsule_tasks.testing.models import StatelessModel, calls
+from capsule_tasks.testing.models import StatelessModel, calls, hands_over
 from tests.integration.agents.runs import LOOK, look, office, one_agent, payer, runs_of
 from tests.integration.durable_agents import brief
 
@@ -120,10 +121,10 @@ async def test_a_turn_makes_few_calls_of_the_store(
     ]
 
 
-async def begun(store: RunStore) -> None:
-    """Have a process start the call c1, and be lost."""
+async def begun(store: RunStore, tool: str = "bare:look", call: Any = LOOK) -> None:
+    """Have a process start a call with the id c1, and be lost."""
     claim = await store.claim("r", "w1")
-    fingerprint = fingerprint_of("bare:look", LOOK["arguments"])
+    fingerprint = fingerprint_of(tool, call["arguments"])
     await store.start_calls(claim, [PlannedCall("c1", fingerprint)])
     await store.release(claim)
 
@@ -148,6 +149,24 @@ async def test_an_uncertain_call_fails_the_run_whose_policy_says_so(store: RunSt
     assert failure is not None
     assert failure.kind == "uncertain"
     assert brief(await runs.items()) == [("user", None, None)]
+
+
+async def test_a_function_that_hears_of_a_handoff_is_not_called_again_unawares(
+    store: RunStore,
+) -> None:
+    heard: list[str] = []
+    desk = one_agent("done")
+    desk.name = "desk"
+    handoff = Handoff(agent=desk, on_handoff=lambda ctx: heard.append(ctx.run_id))
+    call = hands_over(desk, call_id="c1")
+    runs = runs_of(store, one_agent(call, handoffs=[handoff]))
+    await runs.start()
+    await begun(store, "bare:transfer_to_desk", call)
+    assert (await runs.drive()).status == "interrupted"
+    assert heard == []
+    await settle(store, "r", "c1", made=False)
+    assert (await runs.drive()).status == "completed"
+    assert heard == ["r"]
 
 
 async def test_people_settle_an_uncertain_call(store: RunStore) -> None:

@@ -54,6 +54,12 @@ async def fail(order: int) -> str:
     raise ValueError(f"no order {order}")
 
 
+@function_tool
+async def give_up(order: int) -> str:
+    """End with a cancel that nobody has asked for."""
+    raise asyncio.CancelledError
+
+
 @function_tool(on_error="raise")
 async def break_down(order: int) -> str:
     """Fail, and end the run."""
@@ -128,6 +134,7 @@ def guarded(**guardrails: Any) -> dict[str, Any]:
 CALL = calls("look", {"order": 1}, "c1")
 PAIR = ["call c1", "output c1 order 1"]
 TOOLS = {"tools": [look]}
+TRIPS = InputGuardrail(judging(True), "trips")
 
 CASES = {
     "a text": Case(["done"], ["user hi", "says done"], "done"),
@@ -226,6 +233,15 @@ CASES = {
         ["user hi", "call c1", "output c1 The tool failed: ValueError: no order 1", "says sorry"],
         "sorry",
         agent={"tools": [fail]},
+    ),
+    "a tool that raises a cancel of its own": Case(
+        [calls("give_up", {"order": 1}, "c1"), "sorry"],
+        [
+            *("user hi", "call c1"),
+            *("output c1 The tool failed: RuntimeError: the tool was cancelled", "says sorry"),
+        ],
+        "sorry",
+        agent={"tools": [give_up]},
     ),
     "a tool that fails the run, beside one that was made": Case(
         [[CALL, calls("break_down", {"order": 2}, "c2")]],
@@ -329,6 +345,33 @@ CASES = {
         "done",
         seen=[[*EARLIER, "user hi"], ["user hi"]],
         agent=handed_to(input_filter=lambda given: given.earlier[-1:]),
+    ),
+    "a filter for all handoffs": Case(
+        [hands_over("Other", call_id="c1"), "done"],
+        ["user hi", "call c1", 'output c1 {"assistant":"Other"}', "says done"],
+        "done",
+        seen=[[*EARLIER, "user hi"], ["user hi"]],
+        agent=handed_to(),
+        config={"handoff_input_filter": lambda given: given.earlier[-1:]},
+    ),
+    "a handoff whose function fails": Case(
+        [CALL, hands_over("Other", call_id="c2")],
+        ["user hi", *PAIR],
+        error=CallbackFailed,
+        agent={**TOOLS, **handed_to(on_handoff=lambda _run: 1 // 0)},
+    ),
+    "a handoff to an agent with guardrails of the input": Case(
+        [hands_over("Other", call_id="c1"), "done"],
+        ["user hi", "call c1", 'output c1 {"assistant":"Other"}', "says done"],
+        "done",
+        agent={"handoffs": [Agent(name="Other", input_guardrails=[TRIPS])]},
+    ),
+    "an output that a guardrail of the configuration trips": Case(
+        [CALL, "done"],
+        ["user hi", *PAIR],
+        error=GuardrailTripped,
+        agent=TOOLS,
+        config={"output_guardrails": [OutputGuardrail(judging(True), "guard")]},
     ),
     "a filter of the model's input": Case(
         [CALL, "done"],

@@ -25,6 +25,8 @@ class MemorySession:
     def __init__(self, items: list[Item] | None = None) -> None:
         self.items = list(items or [])
         self.batches: list[list[Item]] = []
+        self.operations: list[str | None] = []
+        """The ids of the operations that have removed items, or tried to."""
         self.fails_with: Exception | None = None
 
     async def get_items(self, limit: int | None = None) -> list[Item]:
@@ -43,6 +45,7 @@ class MemorySession:
         self, expected: list[Item], *, operation_id: str | None = None
     ) -> PoppedSuffix:
         await asyncio.sleep(0)
+        self.operations.append(operation_id)
         if self.fails_with is not None:
             raise self.fails_with
         found = self.items[len(self.items) - len(expected) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 
 from capsule_tasks.errors import (
@@ -15,12 +16,15 @@ from capsule_tasks.errors import (
     ModelFailed,
     NotRewound,
     RunStopped,
+    ToolTimeout,
     TurnNotStored,
 )
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext, ToolContext
 from capsule_tasks.runs.agents.functions import function_tool
+from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
+from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.testing.models import ScriptedModel, calls
 from tests.unit.runs.engine.runs import MODES, MemorySession, Mode, spelled
@@ -170,6 +174,9 @@ async def test_a_run_after_a_rewind_that_was_not_confirmed_is_refused() -> None:
         await Runner.run(agent_of("done"), "hi", session=session)
     session.fails_with = None
     assert (await result.rewind()).removed
+    # It was one operation, so that a history that has removed the items removes no others.
+    first, again = session.operations
+    assert first == again is not None
     await Runner.run(agent_of("done"), "hi", session=session)
     assert spelled(session.items) == ["user hi", "says done"]
 
@@ -225,3 +232,38 @@ async def test_a_filter_may_return_items_that_utf8_cannot_write() -> None:
     made = [{"role": "user", "content": text} for text in ("\ud800", "hi")]
     config = RunConfig(input_filter=lambda _run, _agent, _found: ModelInput(made, None))
     assert (await Runner.run(agent_of("done"), "hi", run_config=config)).final_output == "done"
+
+
+async def test_a_function_hears_of_a_handoff_with_what_the_model_gave() -> None:
+    heard: list[Any] = []
+
+    class Reason(msgspec.Struct):
+        why: str
+
+    def hear(run: RunContext, reason: Reason) -> None:
+        heard.append((run.context, run.turn, reason.why))
+
+    other = Agent(name="Other", model=ScriptedModel(["done"]))
+    handoff = Handoff(agent=other, name="to_other", input_type=Reason, on_handoff=hear)
+    agent = agent_of(CALL, calls("to_other", {"why": "late"}, "h1"), handoffs=[handoff])
+    result = await Runner.run(agent, "hi", context={"user": 7})
+    assert (result.final_output, heard) == ("done", [({"user": 7}, 1, "late")])
+
+
+@pytest.mark.parametrize("on_uncertain", ["tell", "fail"])
+async def test_a_call_that_took_too_long_is_uncertain(on_uncertain: Any) -> None:
+    @function_tool(on_uncertain=on_uncertain)
+    async def slow() -> str:
+        """Take long."""
+        raise ToolTimeout("slow", 1.0)  # as the limit of a tool does
+
+    session = MemorySession()
+    model = ScriptedModel([calls("slow", {}, "c1"), "done"])
+    agent = Agent(name="Agent", model=model, tools=[slow])
+    try:
+        result = await Runner.run(agent, "hi", session=session)
+    except ToolTimeout:
+        assert on_uncertain == "fail"
+    else:
+        assert (on_uncertain, result.final_output) == ("tell", "done")
+    assert spelled(session.items)[:3] == ["user hi", "call c1", f"output c1 {UNCERTAIN}"]

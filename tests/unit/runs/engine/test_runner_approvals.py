@@ -18,7 +18,9 @@ from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import ToolContext
 from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.guardrails import ToolGuardrail, ToolVerdict
+from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.agents.tools import Tool
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.runs.models.model import ModelSettings
 from capsule_tasks.testing.models import ScriptedModel, calls, hands_over
@@ -110,6 +112,59 @@ async def test_a_standing_decision_holds_for_later_calls_and_an_exact_one_beats_
     assert (last.final_output, shop.paid) == ("done", [5])
 
 
+async def test_a_standing_decision_for_one_namespace_does_not_cover_another() -> None:
+    made: list[str] = []
+
+    def pay_in(namespace: str) -> Tool:
+        @function_tool(name="pay", namespace=namespace, needs_approval=True)
+        async def pay() -> str:
+            """Pay."""
+            made.append(namespace)
+            return "paid"
+
+        return pay
+
+    a1, a2, b1 = (
+        {**calls("pay", {}, call_id), "namespace": call_id[0]} for call_id in ("a1", "a2", "b1")
+    )
+    model = ScriptedModel([a1, [a2, b1], "done"])
+    agent = Agent(name="Agent", model=model, tools=[pay_in("a"), pay_in("b")])
+    first = await Runner.run(agent, "hi")
+    second = await Runner.run(agent, copied(first.state).approve("a1", always=True))
+    assert [call.call_id for call in second.interruptions] == ["b1"]
+    assert made == ["a", "a"]
+
+
+async def test_agents_of_one_name_stay_apart_when_the_graph_is_in_another_order() -> None:
+    done: list[str] = []
+
+    def desk(instructions: str, *replies: Any) -> Agent:
+        @function_tool(needs_approval=True)
+        async def pay() -> str:
+            """Pay."""
+            done.append(instructions)
+            return "paid"
+
+        model = ScriptedModel(replies)
+        return Agent(name="Desk", instructions=instructions, model=model, tools=[pay])
+
+    def front(*order: int) -> Agent:
+        handoffs = [
+            Handoff(agent=desk("first", "one"), name="to_first"),
+            Handoff(agent=desk("second", calls("pay", {}, "c1")), name="to_second"),
+        ]
+        model = ScriptedModel([calls("to_second", {}, "h1")])
+        return Agent(name="Front", model=model, handoffs=[handoffs[each] for each in order])
+
+    first = await Runner.run(front(0, 1), "hi")
+    agent = front(1, 0)
+    desks = {each.agent.instructions: each.agent for each in agent.handoffs}  # type: ignore[union-attr]
+    desks["second"].model = ScriptedModel(["two"])
+    last = await Runner.run(agent, copied(first.state).approve("c1"))
+    assert (last.final_output, done) == ("two", ["second"])
+    assert last.agent is desks["second"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_items_of_others_that_came_while_it_waited_stay(mode: Mode) -> None:
     shop = Shop(PAY, "done")
@@ -171,14 +226,25 @@ async def test_guardrails_run_before_people_are_asked_if_they_say_so_and_after_i
         asked.append(context.call_id)
         return ToolVerdict("reject", "no") if "9" in context.arguments else ToolVerdict()
 
-    guardrail = ToolGuardrail(check, "guard", before_approval=True)
-    shop = Shop([PAY, PAY_MORE], "done", input_guardrails=[guardrail])
+    def check_late(context: ToolContext) -> ToolVerdict:
+        asked.append(f"late {context.call_id}")
+        return ToolVerdict()
+
+    guardrails = [
+        ToolGuardrail(check, "guard", before_approval=True),
+        ToolGuardrail(check_late, "late"),
+    ]
+    shop = Shop([PAY, PAY_MORE], "done", input_guardrails=guardrails)
     first = await Runner.run(shop.agent, "hi", session=shop.session)
     assert [call.call_id for call in first.interruptions] == ["c1"]
     assert asked == ["c1", "c2"]
     assert [each.call_id for each in first.state.guardrails] == ["c1"]
     last = await Runner.run(shop.agent, copied(first.state).approve("c1"), session=shop.session)
-    assert (last.final_output, asked, shop.paid) == ("done", ["c1", "c2", "c1"], [5])
+    assert (last.final_output, asked, shop.paid) == (
+        "done",
+        ["c1", "c2", "c1", "late c1"],
+        [5],
+    )
     assert last.state.guardrails == ()
 
 

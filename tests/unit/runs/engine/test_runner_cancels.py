@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from capsule_tasks.runs import RunState
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail, Verdict
@@ -155,6 +156,43 @@ async def test_a_stream_goes_on_from_its_state(mode: Mode, twice: bool) -> None:
             assert work.made.count("i") <= 1
         assert stored[:1] == ["user hi"] or not kinds
     assert at > 20
+
+
+async def test_a_call_of_an_inner_turn_that_was_cut_is_not_made_again() -> None:
+    made: list[str] = []
+    entered = asyncio.Event()
+
+    @function_tool
+    async def act() -> str:
+        """Act."""
+        made.append("act")
+        return "made"
+
+    @function_tool
+    async def wait() -> str:
+        """Wait."""
+        entered.set()
+        await asyncio.Event().wait()
+        return ""
+
+    model = ScriptedModel([[calls("act", {}, "i1"), calls("wait", {}, "i2")], "inner"])
+    inner = Agent(name="Inner", model=model, tools=[act, wait])
+    outer = ScriptedModel([calls("inner", {"input": "x"}, "o"), "done"])
+    agent = Agent(name="Agent", model=outer, tools=[inner.as_tool()])
+    session = MemorySession()
+    stream = Runner.run_streamed(agent, "hi", session=session)
+    await entered.wait()
+    stream.cancel()
+    async for _event in stream.events():
+        pass
+    assert spelled(session.items) == ["user hi", "call o"]
+    state = RunState.from_string(stream.state.to_string())
+    assert (await Runner.run(agent, state, session=session)).final_output == "done"
+    assert made == ["act"]
+    assert spelled(list(model.requests[1].input))[-2:] == [
+        "output i1 made",
+        f"output i2 {UNCERTAIN}",
+    ]
 
 
 def check(work: Work) -> None:

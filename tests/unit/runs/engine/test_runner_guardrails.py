@@ -52,6 +52,25 @@ async def test_a_guardrail_that_let_the_input_pass_does_not_run_again(mode: Mode
 
 
 @pytest.mark.parametrize("mode", MODES)
+async def test_a_guardrail_that_runs_again_gets_the_same_input(mode: Mode) -> None:
+    given: list[Any] = []
+
+    def check(_run: Any, _agent: Agent, about: Any) -> Verdict:
+        given.append(about)
+        return Verdict(len(given) == 1)
+
+    model = ScriptedModel(["done"] if not mode.parallel else ["void", "done"])
+    guardrails = [InputGuardrail(check, "check", mode.parallel)]
+    agent = Agent(name="Agent", model=model, input_guardrails=guardrails)
+    session = MemorySession([{"role": "user", "content": "earlier"}])
+    error = (await mode.run(agent, "hi", session=session)).error
+    assert error is not None
+    await mode.run(agent, RunState.from_string(error.state.to_string()), session=session)
+    assert given == ["hi", "hi"]
+    assert spelled(session.items) == ["user earlier", "user hi", "says done"]
+
+
+@pytest.mark.parametrize("mode", MODES)
 async def test_a_tripped_guardrail_is_not_hidden_by_one_of_its_name(mode: Mode) -> None:
     checks = Checks()
     guardrails = [

@@ -12,7 +12,15 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec.structs import replace
 
-from capsule_tasks.errors import InvalidSetting, NotRewound, RunStopped, TurnNotStored
+from capsule_tasks.errors import (
+    CallbackFailed,
+    CapsuleError,
+    InvalidSetting,
+    NotRewound,
+    RunStopped,
+    TurnNotStored,
+)
+from capsule_tasks.errors.base import reason_of
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.run_config import RunConfig
@@ -127,17 +135,28 @@ class InProcessRun:
         self._rewind_id = str(uuid4())
         self._ports = InProcessPorts(publish)
 
+    async def _begun(self, compacted: CompactedHistory | None) -> Conversation:
+        try:
+            if compacted is not None:
+                self.state, conversation = await compacted.begun(self.state, self._note)
+                return conversation
+            callback = self.config.session_input_callback
+            return await conversation_of(
+                self.state, self.session, callback=callback, refuse_made=True
+            )
+        except CapsuleError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {reason_of(error)}"
+            agent = self.state.agent.name
+            failed = CallbackFailed("session_input_callback", agent, reason)
+            raise self._ended(failed) from error
+
     async def drive(self) -> None:
         """Make turns until the run ends, waits for people, or is to stop."""
         setup = RunSetup(self.book, self.config, self.context, self.state.max_turns)
         compacted = CompactedHistory.of(self.config, self.session, self.state)
-        if compacted is not None:
-            self.state, conversation = await compacted.begun(self.state, self._note)
-        else:
-            callback = self.config.session_input_callback
-            conversation = await conversation_of(
-                self.state, self.session, callback=callback, refuse_made=True
-            )
+        conversation = await self._begun(compacted)
         if own := self.state.stored_items or len(self.state.held_items):
             self._ports.know(conversation.view[-own:])
         shown = None

@@ -17,6 +17,7 @@ from capsule_tasks.errors import (
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.guardrails import Verdict, input_guardrail, output_guardrail
+from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.engine.runner import Runner
 from capsule_tasks.runs.models.model import ModelReply, ModelRequest
 from capsule_tasks.testing.models import ScriptedModel, calls
@@ -200,3 +201,16 @@ async def test_instructions_are_text_that_can_be_sent() -> None:
     assert agent.model.requests[0].instructions == "half \\ud800"
     with pytest.raises(CallbackFailed, match="instructions of agent 'Agent' failed: it returned 5"):
         await Runner.run(agent_of("done", instructions=lambda _run, _agent: 5), "hi")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_callback_of_the_session_that_raises_ends_the_run_before_its_first_turn(
+    mode: Mode,
+) -> None:
+    session = MemorySession([{"role": "user", "content": "before"}])
+    config = RunConfig(session_input_callback=lambda history, new: [1 / 0, history, new])
+    ended = await mode.run(agent_of("Yes."), "Go.", session=session, run_config=config)
+    assert isinstance(ended.error, CallbackFailed)
+    assert "session_input_callback" in str(ended.error)
+    assert ended.error.state.input == "Go."
+    assert len(session.items) == 1

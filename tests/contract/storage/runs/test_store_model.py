@@ -327,41 +327,42 @@ class RunsMachine(RuleBasedStateMachine):
         assert len(set(self.effects)) == len(self.effects)
 
     @invariant()
-    def the_history_has_each_turn_once(self) -> None:
-        length = self.client.llen(self._keys("one").items)
-        turns = 0
-        for run_id in RUNS:
-            reply = self._record(run_id)
-            if reply[0] == Code.DONE:
-                self.turns[run_id] = int(reply[3])
-            turns += self.turns[run_id]
-        if not self.deleted:
-            assert length == turns
+    def what_is_stored_is_coherent(self) -> None:
+        """Read once for all checks: there are thousands of steps, and each call is a round trip."""
+        records = {run_id: self._record(run_id) for run_id in RUNS}
+        known = {run_id: reply for run_id, reply in records.items() if reply[0] == Code.DONE}
+        statuses = ("queued", "running", "interrupted", *ENDED)
+        with self.client.pipeline(transaction=False) as pipeline:
+            pipeline.llen(self._keys("one").items)
+            pipeline.zrange(run_owners(self.prefix), 0, -1)
+            for index in (f"session:{SESSION}", "unsent", *(f"status:{each}" for each in statuses)):
+                pipeline.zrange(f"{self.prefix}:{{runs}}:{index}", 0, -1)
+            length, owners, session, unsent, *listed = pipeline.execute()
+        with_status = dict(zip(statuses, listed, strict=True))
+        self._the_history_has_each_turn_once(known, length)
+        self._an_end_stays(known)
+        self._whoever_needs_a_run_finds_it(known, session, unsent, with_status)
+        self._a_running_run_has_an_owner_that_is_looked_after(known, owners)
 
-    @invariant()
-    def an_end_stays(self) -> None:
-        for run_id in RUNS:
-            reply = self._record(run_id)
-            if reply[0] == Code.DONE and reply[1].decode() in ENDED:
+    def _the_history_has_each_turn_once(self, known: dict[str, Any], length: int) -> None:
+        self.turns |= {run_id: int(reply[3]) for run_id, reply in known.items()}
+        if not self.deleted:
+            assert length == sum(self.turns.values())
+
+    def _an_end_stays(self, known: dict[str, Any]) -> None:
+        for run_id, reply in known.items():
+            if reply[1].decode() in ENDED:
                 end = reply[1].decode(), reply[14]
                 assert self.ended.setdefault(run_id, end) == end
                 assert end[0] != "completed" or end[1] == f"{run_id} {int(reply[3])}".encode()
-            elif run_id in self.ended:
-                assert run_id in self.deleted
+        has_ended = {run_id for run_id, reply in known.items() if reply[1].decode() in ENDED}
+        assert self.ended.keys() - has_ended <= self.deleted
 
-    @invariant()
-    def whoever_needs_a_run_finds_it(self) -> None:
+    def _whoever_needs_a_run_finds_it(
+        self, known: dict[str, Any], session: Any, unsent: Any, with_status: dict[str, Any]
+    ) -> None:
         """A run is listed with its status; one that needs a message is among those."""
-        with_status = {}
-        for status in ("queued", "running", "interrupted", *ENDED):
-            order = f"{self.prefix}:{{runs}}:status:{status}"
-            with_status[status] = self.client.zrange(order, 0, -1)
-        session = self.client.zrange(f"{self.prefix}:{{runs}}:session:{SESSION}", 0, -1)
-        unsent = self.client.zrange(f"{self.prefix}:{{runs}}:unsent", 0, -1)
-        for run_id in RUNS:
-            reply = self._record(run_id)
-            if reply[0] != Code.DONE:
-                continue
+        for run_id, reply in known.items():
             status = reply[1].decode()
             member = f'["{run_id}","{status}"]'.encode()
             assert member in with_status[status]
@@ -369,14 +370,13 @@ class RunsMachine(RuleBasedStateMachine):
             if reply[16]:
                 assert member in unsent
 
-    @invariant()
-    def a_running_run_has_an_owner_that_is_looked_after(self) -> None:
-        registered = set(self.client.zrange(run_owners(self.prefix), 0, -1))
-        for run_id in RUNS:
-            reply = self._record(run_id)
-            if reply[0] == Code.DONE and reply[1] == b"running":
+    def _a_running_run_has_an_owner_that_is_looked_after(
+        self, known: dict[str, Any], owners: Any
+    ) -> None:
+        for run_id, reply in known.items():
+            if reply[1] == b"running":
                 owner = reply[4]
-                assert owner in registered, "its owner would never be looked at"
+                assert owner in owners, "it would never be looked at"
                 held = self.client.smembers(f"{self.prefix}:{{W:{owner.decode()}}}:runs")
                 assert any(hold.startswith(f'["{run_id}",'.encode()) for hold in held)
 

@@ -41,7 +41,7 @@ def test_the_examples_of_a_page_run(
     conf = {"capsule_prefix": fresh_prefix()}
     with code_worker(redis_url, tmp_path, **conf) as worker:
         worker.app.conf.update(conf)
-        namespace: dict[str, Any] = {"Capsule": Capsule, "app": worker.app}
+        namespace: dict[str, Any] = {"__name__": "guide", "Capsule": Capsule, "app": worker.app}
         for example in examples:
             # The app of this test is used instead: it has the queue and the server of the worker.
             source = re.sub(r"^app = .*$", "", example, flags=re.MULTILINE)

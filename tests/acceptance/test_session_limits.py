@@ -10,6 +10,7 @@ from capsule_tasks import Capsule
 from capsule_tasks.client.sessions.named_session import NamedSession
 from capsule_tasks.errors import CodeFailed, NamedSessionBusy
 from capsule_tasks.protocol.events import SessionRestored
+from capsule_tasks.protocol.messages import InputRequest
 from tests.acceptance.test_code import code_worker
 from tests.acceptance.workers import HANG_S, Worker, eventually
 from tests.servers import fresh_prefix
@@ -116,7 +117,7 @@ def test_an_old_session_goes_on_in_another_child(capsule: Capsule) -> None:
 def test_a_call_of_a_busy_session_waits_or_is_refused(capsule: Capsule) -> None:
     session = capsule.session("busy")
     running = session.execute(ASK, busy="error")
-    next(running.output())
+    next(each for each in running.events() if isinstance(each.message, InputRequest))
     with pytest.raises(NamedSessionBusy):
         session.execute("answer = 'mine'", busy="error")
     waiting = session.execute("answer", busy="wait")

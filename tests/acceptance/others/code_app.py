@@ -14,6 +14,7 @@ from capsule_tasks import Capsule
 CALL_LIMIT_S = 30
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost")
 
+# Its tasks are not shared with the apps of other tests in a process that imports this module.
 app = Celery("tests.acceptance.others.code_app", broker=REDIS_URL, backend=REDIS_URL)
 app.conf.update(
     task_default_queue=os.environ.get("TEST_QUEUE", "celery"),
@@ -38,12 +39,12 @@ def tell_ready(**_: Any) -> None:
     os.write(int(os.environ["TEST_READY_FD"]), b"ready\n")
 
 
-@app.task(name="total")
+@app.task(name="total", shared=False)
 def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-@app.task(name="count")
+@app.task(name="count", shared=False)
 def count(session_id: str) -> list[int]:
     """Call a named session before and after the test lets the task go on, and then a new one."""
     session, new = capsule.session(session_id), capsule.session(f"{session_id}-new")
@@ -55,7 +56,7 @@ def count(session_id: str) -> list[int]:
         return [*counted, new.execute("3").get(timeout=CALL_LIMIT_S)]
 
 
-@app.task(name="explain")
+@app.task(name="explain", shared=False)
 def explain(request: Any, error: BaseException, traceback: str) -> None:
     """An errback: whoever waits for the mark learns which error came."""
     app.backend.client.rpush(f"mark:{request.id}", f"{type(error).__name__}: {error}")

@@ -89,12 +89,16 @@ class Terminal:
         return cursor.y
 
     def run(self, line: str) -> list[str]:
-        """Type a line at the prompt; the rows between its echo and the next prompt."""
+        """Type a line at the prompt; the rows between its echo and the next prompt.
+
+        The echo is looked for, as the prompt may be drawn once more, one row further down.
+        """
         before = self.at_prompt()
         self.type(f"{line}\r")
-        self._read_until(lambda: self._screen.cursor.y > before, line)
+        echo = f">>> {line}".rstrip()
+        self._read_until(lambda: echo in self.rows[before:-1], line)
         after = self.at_prompt()
-        return self.rows[before + 1 : after]
+        return self.rows[self.rows.index(echo, before) + 1 : after]
 
     def colours(self, row: int) -> set[str]:
         """The colours of the text in a row."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from capsule_tasks.client.configuration import retention_settings
@@ -18,6 +17,7 @@ from capsule_tasks.client.redis_location import (
 from capsule_tasks.errors import CapsuleError, StepMisused, StorageError
 from capsule_tasks.settings import StepSettings
 from capsule_tasks.storage import AsyncConnections, SyncConnections
+from capsule_tasks.storage.awaiting import to_the_end
 from capsule_tasks.storage.drivers import AsyncStore, SyncStore, drive, drive_blocking
 from capsule_tasks.storage.executions.steps import (
     StepCore,
@@ -180,23 +180,8 @@ async def _run_async(
         except StorageError as storage:
             error.add_note(f"the failure of step {started.name!r} could not be stored: {storage}")
         raise
-    return await _finish_despite_cancel(drive(core.finish(started, value), store))
-
-
-async def _finish_despite_cancel(finishing: Coroutine[Any, Any, T]) -> T:
-    """Wait for the end of a write even if the caller is cancelled; then raise the cancellation."""
-    task = asyncio.ensure_future(finishing)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if lost := task.exception():
-            cancelled.add_note(f"the result of the step could not be stored: {lost}")
-        raise cancelled
-    return task.result()
+    finishing = drive(core.finish(started, value), store)
+    return await to_the_end(finishing, "the result of the step could not be stored")
 
 
 def _describe(error: BaseException) -> str:

@@ -33,11 +33,11 @@ from capsule_tasks.runs.engine.ends import TurnDone, TurnFailed
 from capsule_tasks.runs.engine.ports import InProcessPorts
 from capsule_tasks.runs.engine.setup import DEFAULT_MAX_TURNS, AgentBook, RunSetup
 from capsule_tasks.runs.engine.turn import Turn
-from capsule_tasks.runs.engine.waiting import to_the_end
 from capsule_tasks.runs.items import normalized
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState, ServerConversation
 from capsule_tasks.settings import PositiveCount, check_value
+from capsule_tasks.storage.awaiting import to_the_end
 from capsule_tasks.storage.history.types import PoppedSuffix
 
 
@@ -200,7 +200,7 @@ class InProcessRun:
 
     async def _turn(self, setup: RunSetup, conversation: Conversation) -> TurnDone:
         turn = Turn(setup, self.state, conversation, self._ports)
-        # Of the items of the first turn, the first are the run's input.
+        # The run's input comes first among the items of the first turn.
         given = len(conversation.new) if conversation.has_history else 0
         try:
             done = await turn.make()

@@ -55,22 +55,6 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
         raise cancelled
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a short piece of work that no cancel may cut; the cancel is raised after it."""
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # it is noted as seen: the cancel goes first
-        raise cancelled
-    return task.result()
-
-
 def is_cancelled() -> bool:
     """Whether somebody cancels the running task; else a CancelledError comes from user code."""
     task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""One coroutine for methods that block and for methods that are awaited."""
+"""One coroutine for methods that block or are awaited; work that no cancel cuts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from capsule_tasks.storage.awaiting import result_of, without_waiting
+from capsule_tasks.storage.awaiting import result_of, to_the_end, without_waiting
 
 
 async def doubled(answer: object) -> object:
@@ -32,3 +32,25 @@ def test_errors_are_those_of_the_coroutine() -> None:
 def test_something_that_would_wait_is_refused() -> None:
     with pytest.raises(AssertionError, match="awaited"):
         without_waiting(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("error", [None, OSError("disk full")])
+async def test_work_goes_to_its_end_before_a_cancel_is_raised(error: OSError | None) -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        done.append(1)
+        if error is not None:
+            raise error
+
+    task = asyncio.create_task(to_the_end(work(), "not stored"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert done == [1]
+    assert getattr(cancelled.value, "__notes__", []) == (["not stored: disk full"] if error else [])

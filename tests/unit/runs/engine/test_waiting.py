@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capsule_tasks.runs.engine.waiting import all_passed, is_cancelled, side_by_side, to_the_end
+from capsule_tasks.runs.engine.waiting import all_passed, is_cancelled, side_by_side
 
 
 async def value(it: Any, steps: int = 1) -> Any:
@@ -55,23 +55,6 @@ async def test_the_first_failure_stops_the_others_and_the_order_says_which_is_ra
     with pytest.raises(OSError, match="first"):
         await all_passed([first, late, second])
     assert late.cancelled()
-
-
-async def test_work_goes_to_its_end_before_a_cancel_is_raised() -> None:
-    done: list[int] = []
-
-    async def work() -> None:
-        await value(None, 5)
-        done.append(1)
-
-    task = asyncio.create_task(to_the_end(work()))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done == [1]
 
 
 async def test_a_cancel_of_user_code_is_none_of_the_task() -> None:

@@ -17,7 +17,7 @@ LARGE_EUROS = 50
 
 @function_tool
 async def look_up(order: int) -> str:
-    """What was paid for an order."""
+    """Look up what was paid for an order."""
     return f"{order} euros were paid"  # here the shop's database is asked
 
 

@@ -1,4 +1,4 @@
-"""What becomes of uncertain tool calls, by the tool."""
+"""Policies for uncertain tool calls, by the tool."""
 
 from __future__ import annotations
 

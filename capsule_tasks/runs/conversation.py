@@ -107,7 +107,7 @@ def _keys_of(items: Iterable[Item]) -> list[str]:
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model sees of a run, and the run's items that are not stored yet."""
+    """The model's view of a run, and the run's items that are not stored yet."""
 
     seen: View
     new: tuple[Item, ...] = ()

@@ -219,7 +219,7 @@ def identity(item: Item) -> str | None:
 
 
 def _key(item: Item) -> str | None:
-    """What the identity of an item begins with; items with different ones are no duplicates."""
+    """The beginning of an item's identity; items with different ones are no duplicates."""
     found = item.get("id")
     if found is None and "role" in item:
         return None  # as most messages; histories are long

@@ -36,7 +36,7 @@ _read_copies = msgspec.json.Decoder(list[Item]).decode
 
 
 class ReadableHistory(Protocol):
-    """What is read here of a `History` or a `SyncHistory`."""
+    """The part of a `History` or a `SyncHistory` that is read here."""
 
     def get_items(self, limit: int | None = None) -> Awaitable[list[Item]] | list[Item]: ...
 
@@ -118,7 +118,7 @@ def _without_known(new: list[Item], before: list[Item]) -> list[Item]:
 async def _called_back(
     callback: SessionInputCallback, before: list[Item], new: list[Item]
 ) -> tuple[list[Item], list[Origin]]:
-    """What a callback makes of the history and the new items, and where each item comes from."""
+    """The items that a callback makes of the history and the new ones, each with its origin."""
     old_copies, new_copies = _copies(before), _copies(new)
     answer: Any = callback(list(old_copies), list(new_copies))
     if inspect.isawaitable(answer):

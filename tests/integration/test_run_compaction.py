@@ -196,7 +196,7 @@ async def test_a_compaction_that_fails_is_no_failure_of_the_run(history: History
     config = policy(3, compactor=SummaryCompactor(writer, settings=ModelSettings()))
     result = await run(agent, "hi", session=history, run_config=config)
     assert result.final_output == "done"
-    # It is tried again when there is a quarter more.
+    # The compaction is tried again when there is a quarter more.
     assert [kinds(request.input)[0] for request in model.requests] == [
         *("user", "user", "compaction", "compaction", "compaction")
     ]

@@ -183,7 +183,7 @@ async def _info(session: NamedSession) -> NamedSessionInfo | None:
 
 
 def _losses(restored: SessionRestored | None, *, has_begun_anew: bool) -> str:
-    """What the model has to know of names that it made before and that are not there now."""
+    """The notes for the model about names that it made before and that are not there now."""
     if has_begun_anew:
         return "[The session has begun anew: nothing of the calls before this one is defined.]\n"
     if restored is None or not (restored.lost_calls or restored.lost):

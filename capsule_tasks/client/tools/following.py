@@ -19,7 +19,7 @@ from capsule_tasks.runs.agents.contexts import ToolContext
 from capsule_tasks.storage.executions.types import Event
 
 MAX_SHOWN_CHARS = 32 * 1024
-"""Of the output of one call, in the events of its run; the stream of the execution has the rest."""
+"""The most output of one call in the events of its run; the execution's stream has the rest."""
 _RUN_ENDS_S = 5.0
 """How long a call that was cancelled waits to learn whether its run ends, too."""
 

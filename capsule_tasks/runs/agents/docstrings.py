@@ -1,4 +1,4 @@
-"""What a docstring says of a function and of its parameters: in Google, NumPy and reST style."""
+"""Descriptions of functions and parameters, from docstrings in Google, NumPy and reST style."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a guardrail of an input or an output found."""
+    """The finding of a guardrail of an input or an output."""
 
     tripped: bool = False
     info: Any = None
@@ -28,7 +28,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ToolVerdict:
-    """What a tool guardrail found: the call goes on, its output is replaced, or the run ends."""
+    """The finding of a tool guardrail: the call goes on, gets another output, or ends the run."""
 
     behavior: Literal["allow", "reject", "raise"] = "allow"
     message: str | None = None

@@ -44,7 +44,7 @@ class Handoff:
     agent: Agent
     _: KW_ONLY
     name: str | None = None
-    """Of the tool; by default `transfer_to_<agent>`."""
+    """The name of the tool; by default `transfer_to_<agent>`."""
     description: str | None = None
     input_type: Any = None
     """The type of the arguments that the model gives."""

@@ -33,7 +33,7 @@ class Parameters:
 
     tool: str
     description: str
-    """What the docstring says of the function."""
+    """The description of the function in its docstring."""
     schema: Schema
     strict: bool
     takes_context: bool

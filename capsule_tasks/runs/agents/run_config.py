@@ -18,7 +18,7 @@ from capsule_tasks.runs.records import Item
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model is about to be asked; a filter returns another one, and changes none."""
+    """The next question to a model; a filter returns another one, and changes none."""
 
     items: list[Item]
     instructions: str | None = None

@@ -51,7 +51,7 @@ class Tool:
     on_uncertain: OnUncertain | None = None
     """None for the policy of the run."""
     limits: Limits | None = None
-    """Who may approve a call, how long, and what happens then; None for those of the run."""
+    """Limits of approvals: by whom, how long, and what happens then; None for those of the run."""
     check: Callable[[str], None] | None = None
     """Raises WrongArguments for arguments that do not fit, so that nobody is asked about them."""
 
@@ -103,7 +103,7 @@ class AgentTool:
     needs_approval: bool | Callable[[ToolContext], bool | Awaitable[bool]] = False
     is_enabled: bool | Callable[[RunContext, Agent], bool | Awaitable[bool]] = True
     max_turns: PositiveCount | None = None
-    """Of the inner run; None for that of the run."""
+    """The most turns of the inner run; None for the limit of the run."""
     output: Callable[[Any], Any] | None = None
     """Makes the tool's output of the inner run's."""
     limits: Limits | None = None

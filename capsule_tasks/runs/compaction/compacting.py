@@ -38,7 +38,7 @@ Outcome = Literal["replaced", "waiting", "nothing", "not_smaller", "conflict", "
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionReport:
-    """What came of a compaction. Only `replaced` has changed the history.
+    """The outcome of a compaction. Only `replaced` has changed the history.
 
     - `replaced`: `items` are now in the place of the old items;
     - `waiting`: tool calls of the latest reply wait for their outputs, or the compactor for more;
@@ -51,7 +51,7 @@ class CompactionReport:
     outcome: Outcome
     items: list[Item] = field(default_factory=list)
     spent: Spent = field(default_factory=Spent)
-    """What the compactor used, also if its items were not taken."""
+    """The usage of the compactor, also if its items were not taken."""
     replaced_items: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
@@ -128,7 +128,7 @@ class _Plan:
     cut: Cut
     old: OldItems
     version: Version
-    """Of the items that are replaced, and no others."""
+    """The version of the items that are replaced, and of no others."""
 
     def judged(self, reply: ModelReply | None) -> CompactionReport:
         """Whether what the compactor made goes in the place of the old items."""

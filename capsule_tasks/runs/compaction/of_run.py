@@ -51,7 +51,7 @@ class CompactedHistory:
         self._policy, self._config, self._history = policy, config, history
         self._watch = CompactionWatch(policy)
         self._before: Outcome | Literal["unseen"] | None = "unseen"
-        """What came of the compaction before the last turn; None if there was none."""
+        """The outcome of the compaction before the last turn; None if there was none."""
 
     @classmethod
     def of(cls, config: RunConfig, history: Any, state: RunState) -> CompactedHistory | None:
@@ -104,7 +104,7 @@ class CompactedHistory:
         if before == "unseen" or before in _SEEN_ANEW:
             self._watch.restart(seen)
         if before in ("replaced", "nothing"):
-            # What is left may still be too much, or hidden by a filter.
+            # The items that are left may still be too many, or hidden by a filter.
             self._watch.put_off(seen)
         compactor, keep_last = self._policy.compactor, self._policy.keep_last
         try:

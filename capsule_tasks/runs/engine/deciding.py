@@ -1,4 +1,4 @@
-"""What a model's reply asks for, and what the decisions of people allow: no I/O, no callbacks."""
+"""Plans of models' replies, and of what is left after decisions: no I/O, no callbacks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _NOT_RUN_HERE = frozenset(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reply asks for. A reply without calls is the final output."""
+    """The calls that a reply asks for. A reply without calls is the final output."""
 
     items: list[Item]
     """Those of the reply, without repeated calls."""
     calls: tuple[PendingCall, ...] = ()
-    """Of tools, in the order of the reply."""
+    """The calls of tools, in the order of the reply."""
     handoff: PendingCall | None = None
     """The first of the handoffs; the others are not made."""
     told: Mapping[str, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class TurnDone:
     """After the turn; it counts `items` as stored."""
     conversation: Conversation
     items: list[Item]
-    """What is to be stored with the state, in order; filters have no effect on it."""
+    """The items to be stored with the state, in order; filters have no effect on them."""
     step: Step
     output: Any = None
     """The final output of the run, if this was its last turn."""
@@ -48,7 +48,7 @@ class TurnFailed(Exception):
         self.kind = kind
         self.cause = cause
         self.items = items
-        """What is to be stored all the same: the input, and calls with their outputs."""
+        """The items to be stored all the same: the input, and calls with their outputs."""
         self.state = state
         """The state before the turn, which counts `items` as stored: the run may go on from it."""
 

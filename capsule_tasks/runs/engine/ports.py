@@ -28,7 +28,7 @@ _MAX_KEY_BYTES = MAX_ID_BYTES - 64
 
 
 class TurnPorts(Protocol):
-    """What a turn does outside of this process's memory."""
+    """The effects of a turn outside of this process's memory."""
 
     is_watched: bool
     """Whether anybody sees the events; without watchers none are made, and nothing is streamed."""

@@ -17,7 +17,7 @@ from capsule_tasks.storage.history.types import PoppedSuffix
 
 
 class RunResult:
-    """What a run has done so far, or in the end."""
+    """The result of a run, so far or in the end."""
 
     def __init__(self, run: InProcessRun) -> None:
         self._run = run
@@ -54,7 +54,7 @@ class RunResult:
 
     @property
     def guardrails(self) -> tuple[GuardrailResult, ...]:
-        """What the guardrails of inputs and outputs have found."""
+        """The findings of the guardrails of inputs and outputs."""
         return self._run.state.guardrails
 
     async def rewind(self) -> PoppedSuffix:

@@ -29,7 +29,7 @@ DEFAULT_MAX_TURNS = 10
 
 @dataclass(frozen=True)
 class Abilities:
-    """What an agent can do in a turn: its tools and handoffs that are enabled."""
+    """The tools and handoffs of an agent that are enabled in a turn."""
 
     agent: Agent
     identity: AgentId
@@ -59,7 +59,7 @@ class AgentBook:
         return self._graph.identity(cast("Any", agent))
 
     async def abilities(self, identity: AgentId, context: RunContext) -> Abilities:
-        """What the agent can do now; functions in `is_enabled` are asked each time."""
+        """The abilities of the agent now; functions in `is_enabled` are asked each time."""
         if (known := self._abilities.get(identity)) is not None:
             return known
         agent = self.agent(identity)

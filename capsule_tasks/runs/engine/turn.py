@@ -88,7 +88,7 @@ class Turn:
             raise TurnFailed(kind_of(error), error, items, state) from error
 
     def cut(self) -> tuple[list[Item], RunState]:
-        """What a turn that was cut has to store, and the state that counts it as stored."""
+        """The items that a turn has to store once it was cut, and the state that counts them."""
         nested = dict(self._nested)
         made = self._made
         if self._reply is not None:  # else the calls are those of an earlier reply, and stay

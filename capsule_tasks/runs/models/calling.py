@@ -128,7 +128,7 @@ async def _answer(model: Model, request: ModelRequest, stream: _Stream | None) -
 
 
 class _Stream:
-    """Who sees the deltas of an attempt, and whether there were any."""
+    """The watcher of an attempt's deltas, and whether there were any."""
 
     def __init__(self, show: Callable[[ModelDelta], None]) -> None:
         self._show = show

@@ -53,7 +53,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     store: bool | None = None
     metadata: dict[str, str] | None = None
     timeout_s: float | None = None
-    """Of one attempt."""
+    """The time limit of one attempt."""
     retries: ModelRetries | None = None
     """None for those of `ModelRetries()`."""
     extra: dict[str, Any] | None = None

@@ -150,7 +150,9 @@ def _chosen(tool: ToolSpec) -> dict[str, Any]:
 def part_of(
     model: str, event: dict[str, Any], request_id: str | None, call_ids: dict[Any, str]
 ) -> ModelDelta | ModelReply | None:
-    """What an event of a stream adds; ModelFailed for one that ends the stream without a reply.
+    """The part of the reply that an event of a stream adds.
+
+    Raises ModelFailed for an event that ends the stream without a reply.
 
     `call_ids` has the id of each call by the place of its item, once the item was announced.
     """

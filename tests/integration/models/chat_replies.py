@@ -1,4 +1,4 @@
-"""What a server of Chat Completions says: the items of a `Reply` as a completion, and as chunks."""
+"""Replies of a server of Chat Completions: items of a `Reply` as a completion, and as chunks."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def opened(kind: Kind, server: ResponsesServer) -> AsyncIterator[Model]:
 
 
 class Shown:
-    """What a watcher of a call was shown."""
+    """The deltas that a watcher of a call was shown."""
 
     def __init__(self) -> None:
         self.deltas: list[ModelDelta] = []

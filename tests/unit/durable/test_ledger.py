@@ -34,7 +34,7 @@ class FakeStore:
         self.started = dict[str, datetime]()
         self.outputs: dict[str, bytes] = {}
         self.refusals: dict[str, CapsuleError] = {}
-        """Of calls, by their ids; of outputs, by `output <id>`; of replies, by their keys."""
+        """Those of calls by their ids, of outputs by `output <id>`, of replies by their keys."""
         self.cancelled_by: str | None = None
         self.gate = asyncio.Event()
         self.gate.set()

@@ -1,4 +1,4 @@
-"""What is checked when agents, agents as tools and run configurations are made."""
+"""Checks when agents, agents as tools and run configurations are made."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is read from docstrings of the usual styles."""
+"""Descriptions from docstrings of the usual styles."""
 
 from __future__ import annotations
 

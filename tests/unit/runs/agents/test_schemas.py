@@ -80,7 +80,7 @@ def wrapped(kind: Any) -> Codec:
 
 
 def allowed(schema: dict[str, Any]) -> None:
-    """What OpenAI's strict mode asks of every object."""
+    """The demands of OpenAI's strict mode on every object."""
     if schema.get("type") == "object":
         assert schema["additionalProperties"] is False
         assert schema["required"] == list(schema["properties"])

@@ -92,11 +92,11 @@ class Case:
 
     replies: list[Any]
     stored: list[str]
-    """What the history has after the run, behind what it had before."""
+    """The items that the run has added to the history."""
     output: Any = None
     error: type[RunStopped] | None = None
     seen: list[list[str]] | None = None
-    """What the model sees with each call, if that is the point."""
+    """The model's view in each call, if that is the point."""
     agent: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)

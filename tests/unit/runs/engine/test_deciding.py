@@ -1,4 +1,4 @@
-"""What replies ask for."""
+"""Plans of replies."""
 
 from __future__ import annotations
 

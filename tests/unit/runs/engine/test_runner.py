@@ -147,7 +147,7 @@ async def test_a_failed_run_goes_on_from_its_state_or_is_rewound(mode: Mode) -> 
     last = await mode.run(agent, error.state, session=session)
     assert last.result.final_output == "done"
     assert spelled(session.items) == ["user hi", "call c1", "output c1 order 1", "says done"]
-    # What came after it stays, and so does all that came before.
+    # Items that came after it stay, and so do all that came before.
     assert not (await error.rewind()).removed
     assert len(session.items) == 4
     assert (await last.result.rewind()).removed
@@ -174,7 +174,7 @@ async def test_a_run_after_a_rewind_that_was_not_confirmed_is_refused() -> None:
         await Runner.run(agent_of("done"), "hi", session=session)
     session.fails_with = None
     assert (await result.rewind()).removed
-    # It was one operation, so that a history that has removed the items removes no others.
+    # The rewind was one operation, so that a history that has removed the items removes no others.
     first, again = session.operations
     assert first == again is not None
     await Runner.run(agent_of("done"), "hi", session=session)

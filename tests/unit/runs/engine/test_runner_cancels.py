@@ -196,7 +196,7 @@ async def test_a_call_of_an_inner_turn_that_was_cut_is_not_made_again() -> None:
 
 
 def check(work: Work) -> None:
-    """What was made is known, what is known was made, and nothing is left running."""
+    """Calls that were made are known, those that are known were made, and nothing runs on."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert others == set()
     items = work.session.items

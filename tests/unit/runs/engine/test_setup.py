@@ -1,4 +1,4 @@
-"""What an agent can do in a turn."""
+"""The abilities of an agent in a turn."""
 
 from __future__ import annotations
 

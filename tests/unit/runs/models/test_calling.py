@@ -45,7 +45,7 @@ class Pauses:
 
 
 class Watcher:
-    """What a watcher of a streamed call sees, in order."""
+    """The events that a watcher of a streamed call sees, in order."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

@@ -1,4 +1,4 @@
-"""What is sent to the Responses API, and what its replies and events are made into."""
+"""Requests to the Responses API, and what its replies and events are made into."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ The modules are the domains:
 - `executions`: executions, attempts, questions and results;
 - `storage`: Redis, histories, leases;
 - `runs`: durable runs, their snapshots, approvals and tool calls; steps of tasks;
-- `agents`: the ends of runs of our own engine.
+- `agents`: the ends of runs of our own engine;
+- `realtime`: realtime sessions.
 
 A module is loaded when one of its names is first asked for (PEP 562): a session's child imports
 this package at every start.
@@ -17,12 +18,13 @@ this package at every start.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-_MODULES = ("base", "sessions", "executions", "storage", "runs", "agents")
+_MODULES = ("base", "sessions", "executions", "storage", "runs", "agents", "realtime")
 
 if TYPE_CHECKING:
     from capsule_tasks.errors.agents import *
     from capsule_tasks.errors.base import *
     from capsule_tasks.errors.executions import *
+    from capsule_tasks.errors.realtime import *
     from capsule_tasks.errors.runs import *
     from capsule_tasks.errors.sessions import *
     from capsule_tasks.errors.storage import *

@@ -1,0 +1,36 @@
+"""Errors of realtime sessions."""
+
+from __future__ import annotations
+
+from capsule_tasks.errors.base import CallerError, RetryError, described
+
+
+@described("the realtime session is {state}")
+class RealtimeClosed(CallerError, RuntimeError):
+    """Something was asked of a session that is not open, or not open any more."""
+
+    state: str
+
+
+@described("the connection to the realtime model is lost: {reason}")
+class RealtimeLost(RetryError, ConnectionError):
+    """There is no connection to the model's server. A new session goes on with the history."""
+
+    reason: str
+
+
+@described("the realtime model refused {what}: {reason}")
+class RealtimeRefused(CallerError, RuntimeError):
+    """The model's server has refused a message; what held before holds still."""
+
+    what: str
+    reason: str
+    code: str | None = None
+
+
+@described("the realtime model did not answer {what} within {timeout_s:g} s")
+class RealtimeNoAnswer(RetryError, TimeoutError):
+    """The model's server has not said whether it accepts a message."""
+
+    what: str
+    timeout_s: float

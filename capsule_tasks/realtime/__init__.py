@@ -1,0 +1,1 @@
+"""Realtime sessions: agents that talk over one connection to a model."""

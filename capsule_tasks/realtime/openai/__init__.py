@@ -1,0 +1,1 @@
+"""The Realtime protocol of OpenAI, over a WebSocket."""

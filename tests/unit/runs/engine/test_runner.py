@@ -250,6 +250,26 @@ async def test_a_function_hears_of_a_handoff_with_what_the_model_gave() -> None:
     assert (result.final_output, heard) == ("done", [({"user": 7}, 1, "late")])
 
 
+async def test_callbacks_may_be_objects_whose_call_is_a_coroutine() -> None:
+    class Callback:
+        def __init__(self, result: Any) -> None:
+            self.result, self.calls = result, 0
+
+        async def __call__(self, *_about: Any) -> Any:
+            self.calls += 1
+            return self.result
+
+    callbacks = [Callback("Help."), Callback(True), Callback(None)]
+    instructions, is_enabled, on_handoff = callbacks
+    other = Agent(name="Other", model=ScriptedModel(["done"]))
+    handoff = Handoff(agent=other, is_enabled=is_enabled, on_handoff=on_handoff)
+    replies = [calls("transfer_to_other", {}, "h1")]
+    agent = agent_of(*replies, handoffs=[handoff], instructions=instructions)
+    assert (await Runner.run(agent, "hi")).final_output == "done"
+    assert agent.model.requests[0].instructions == "Help."  # type: ignore[union-attr]
+    assert [each.calls for each in callbacks] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("on_uncertain", ["tell", "fail"])
 async def test_a_call_that_took_too_long_is_uncertain(on_uncertain: Any) -> None:
     @function_tool(on_uncertain=on_uncertain)

@@ -12,6 +12,13 @@ class RealtimeClosed(CallerError, RuntimeError):
     state: str
 
 
+@described("{model} has a connection already, and serves one session at a time")
+class RealtimeInUse(CallerError, RuntimeError):
+    """A second connection was asked of a realtime model: give each session a model of its own."""
+
+    model: str
+
+
 @described("the connection to the realtime model is lost: {reason}")
 class RealtimeLost(RetryError, ConnectionError):
     """There is no connection to the model's server. A new session goes on with the history."""

@@ -268,10 +268,18 @@ class RealtimeModel(Protocol):
     """A connection to a realtime model."""
 
     async def connect(self, config: RealtimeModelConfig, settings: AgentSettings) -> None:
-        """Connect, and apply the settings. A failure leaves nothing behind."""
+        """Connect, and apply the settings. A failure leaves nothing behind.
+
+        Raises RealtimeInUse if there is a connection already.
+        """
         ...
 
-    def add_listener(self, listener: Listener) -> None: ...
+    def add_listener(self, listener: Listener, *, server_events: bool = False) -> None:
+        """Deliver events to it. With `server_events` each message of the server is one, too.
+
+        Messages of types that the model does not know are delivered to everybody.
+        """
+        ...
 
     def remove_listener(self, listener: Listener) -> None:
         """No event is delivered to it any more; an unknown one is ignored."""

@@ -92,6 +92,19 @@ class RealtimeToolApprovalRequired(RealtimeEvent, frozen=True):
     arguments: str
 
 
+class RealtimeTextDelta(RealtimeEvent, frozen=True):
+    """A piece of an answer's text, or of the transcript of its audio, to be shown at once.
+
+    None comes after a guardrail has stopped the answer. The history gets the whole text.
+    """
+
+    type: ClassVar = "text_delta"
+    delta: str
+    response_id: str
+    item_id: str
+    is_transcript: bool
+
+
 class RealtimeAudio(RealtimeEvent, frozen=True):
     """Audio to be played."""
 
@@ -183,4 +196,4 @@ class RealtimeEventsDropped(RealtimeEvent, frozen=True):
     type: ClassVar = "events_dropped"
     audio_bytes: int = 0
     other_events: int = 0
-    """Raw events, and updates of tools."""
+    """Raw events, deltas of texts, and updates of tools."""

@@ -164,7 +164,8 @@ class RealtimeGuardrailTripped(RealtimeEvent, frozen=True):
     message: str
     """The text that was looked at."""
     response_id: str | None = None
-    """The answer; None for an input that no answer was made to yet."""
+    """The answer that was stopped. None if an input has tripped, and no answer to it goes on: the
+    message was not sent, the answer is stopped as it begins, or the answer is over."""
 
 
 class RealtimeInputAudioTimeout(RealtimeEvent, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from capsule_tasks.runs.engine.waiting import all_passed, is_cancelled
 from capsule_tasks.runs.identity import AgentId, ToolKey
 from capsule_tasks.runs.models.calling import PASSES
 from capsule_tasks.runs.records import GuardrailKind, GuardrailResult, Item
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -68,6 +71,35 @@ class Guardrails:
         elif guardrails:
             checks = [self._checked("output", each, output) for each in guardrails]
             await all_passed([asyncio.create_task(each) for each in checks])
+
+    async def trips(
+        self,
+        kind: GuardrailKind,
+        guardrails: Sequence[InputGuardrail | OutputGuardrail],
+        value: Any,
+    ) -> bool:
+        """Whether one of several guardrails, which run at once, has tripped.
+
+        The others are cancelled then. A guardrail that fails is logged and skipped: where people
+        talk with a model, a broken guardrail must neither end the session nor block the others.
+        """
+        checks = [self._checked_or_skipped(kind, each, value) for each in guardrails]
+        try:
+            await all_passed([asyncio.create_task(each) for each in checks])
+        except GuardrailTripped:
+            return True
+        return False
+
+    async def _checked_or_skipped(
+        self, kind: GuardrailKind, guardrail: InputGuardrail | OutputGuardrail, value: Any
+    ) -> None:
+        try:
+            await self._checked(kind, guardrail, value)
+        except GuardrailFailed as error:
+            text = "%s guardrail %r of agent %r was skipped: %s"
+            _log.warning(
+                text, kind, guardrail.name, self._agent.name, error.reason, exc_info=error.__cause__
+            )
 
     async def _checked(
         self, kind: GuardrailKind, guardrail: InputGuardrail | OutputGuardrail, value: Any

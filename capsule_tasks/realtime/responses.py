@@ -1,0 +1,193 @@
+"""The answers of a session: who gives them, what was said, and which of them were stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from capsule_tasks.realtime.host import AgentSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A text of an answer that the output guardrails have to see."""
+
+    response_id: str
+    speaker: AgentSnapshot
+    text: str
+
+
+@dataclass(slots=True)
+class _Text:
+    """What an item of an answer says so far."""
+
+    pieces: list[str] = field(default_factory=list)
+    length: int = 0
+    checked_length: int = 0
+
+
+@dataclass(slots=True)
+class _Answer:
+    speaker: AgentSnapshot
+    is_checked: bool
+    texts: dict[str, _Text] = field(default_factory=dict)
+    """By the ids of items; empty once the answer has ended or was stopped."""
+    running_checks: int = 0
+    has_ended: bool = False
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    listener: AgentSnapshot
+    turn: int
+    """The number of the turn that answers it."""
+
+
+class Responses:
+    """The answers that have not ended, or are still being checked, and the one that began last.
+
+    A turn is what answers the same inputs of the user: the first answer that begins after them,
+    and those that follow it, such as after a tool call, until the user has said something else.
+    """
+
+    def __init__(self, chars_between_checks: int) -> None:
+        self.latest: str | None = None
+        """The answer that began last."""
+        self._chars_between_checks = chars_between_checks
+        self._answers: dict[str, _Answer] = {}
+        self._turn = 0
+        self._has_new_input = False
+        self._inputs: dict[object, _Input] = {}
+        """What the user has said in the current turn and for the next one, until it is checked."""
+        self._refusals: dict[str, None] = {}
+        """Names of guardrails that refuse what the next answer would be about."""
+
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._answers
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def started(
+        self, response_id: str, snapshot: AgentSnapshot, is_checked: bool
+    ) -> tuple[str, ...]:
+        """An answer begins; `is_checked` says whether output guardrails want its text.
+
+        Returns the names of input guardrails that have refused what it is about: it is stopped.
+        """
+        if response_id in self._answers:
+            return ()
+        before, self.latest = self.latest, response_id
+        if before is not None:
+            self._forget(before)
+        if self._has_new_input:
+            self._turn += 1
+            self._has_new_input = False
+            # Answers to earlier inputs are over: nothing can be stopped for them any more.
+            current = {key: each for key, each in self._inputs.items() if each.turn == self._turn}
+            self._inputs = current
+        refused_by, self._refusals = tuple(self._refusals), {}
+        self._answers[response_id] = _Answer(snapshot, is_checked, is_stopped=bool(refused_by))
+        return refused_by
+
+    def text(self, response_id: str, item_id: str, delta: str) -> Check | None:
+        """A piece of text has come. Returns the check that is due.
+
+        Thresholds count the text of an item: that is what the history has as one message. Texts
+        of two items of an answer are not mixed, in whichever order their pieces come.
+        """
+        answer = self._answers.get(response_id)
+        if answer is None or not answer.is_checked or answer.is_stopped:
+            return None
+        text = answer.texts.get(item_id)
+        if text is None:
+            text = answer.texts[item_id] = _Text()
+        text.pieces.append(delta)
+        text.length += len(delta)
+        every = self._chars_between_checks
+        if text.length // every == text.checked_length // every and not answer.has_ended:
+            return None
+        return _next_check(response_id, answer, text)
+
+    def ended(self, response_id: str) -> list[Check]:
+        """An answer has ended, also by a cancel: its text may be played, and is in the history.
+
+        Returns the checks of texts whose ends no check has seen.
+        """
+        answer = self._answers.get(response_id)
+        if answer is None or answer.has_ended:
+            return []
+        answer.has_ended = True
+        unseen = [text for text in answer.texts.values() if text.checked_length < text.length]
+        checks = [_next_check(response_id, answer, text) for text in unseen]
+        answer.texts.clear()
+        self._forget(response_id)
+        return checks
+
+    def checked(self, response_id: str) -> None:
+        """A check of an answer has ended, and so has what it led to."""
+        self._answers[response_id].running_checks -= 1
+        self._forget(response_id)
+
+    def stop(self, response_id: str) -> bool:
+        """Mark an answer as stopped; False if it is so already, or is forgotten."""
+        answer = self._answers.get(response_id)
+        if answer is None or answer.is_stopped:
+            return False
+        answer.is_stopped = True
+        answer.texts.clear()
+        return True
+
+    def is_stopped(self, response_id: str) -> bool:
+        answer = self._answers.get(response_id)
+        return answer is not None and answer.is_stopped
+
+    def speaker(self, response_id: str) -> AgentSnapshot | None:
+        """Who gives an answer; None if it is forgotten."""
+        answer = self._answers.get(response_id)
+        return None if answer is None else answer.speaker
+
+    def _forget(self, response_id: str) -> None:
+        """Forget an answer of which nothing more can come.
+
+        The latest one is kept: its audio may be played still, and an input guardrail may stop it.
+        """
+        answer = self._answers[response_id]
+        if answer.has_ended and not answer.running_checks and response_id != self.latest:
+            del self._answers[response_id]
+
+    # --- inputs of the user ------------------------------------------------------------------
+
+    def heard(self, input_id: object, listener: AgentSnapshot) -> None:
+        """The user has said or written something, to whoever is the agent now."""
+        self._has_new_input = True
+        self._inputs[input_id] = _Input(listener, self._turn + 1)
+
+    def listener(self, input_id: object) -> AgentSnapshot | None:
+        """To whom the user said something; None if another turn has begun since it was answered."""
+        known = self._inputs.get(input_id)
+        return None if known is None else known.listener
+
+    def judged(self, input_id: object, refused_by: Iterable[str]) -> str | None:
+        """An input was checked, and guardrails of these names have refused it.
+
+        Returns the answer that is to be stopped now, if there is one: the latest, unless it is
+        about something else. If no answer has begun, the next one is stopped when it begins.
+        """
+        known = self._inputs.pop(input_id, None)
+        names = tuple(refused_by)
+        if known is None or not names:
+            return None
+        if known.turn > self._turn:
+            self._refusals.update(dict.fromkeys(names))
+        elif self.latest is not None and self.stop(self.latest):
+            return self.latest
+        return None
+
+
+def _next_check(response_id: str, answer: _Answer, text: _Text) -> Check:
+    whole = "".join(text.pieces)
+    text.pieces = [whole]
+    text.checked_length = text.length
+    answer.running_checks += 1
+    return Check(response_id, answer.speaker, whole)

@@ -12,7 +12,7 @@ class RealtimeClosed(CallerError, RuntimeError):
     state: str
 
 
-@described("{model} has a connection already, and serves one session at a time")
+@described("the realtime model {model} has a connection already, and serves one session at a time")
 class RealtimeInUse(CallerError, RuntimeError):
     """A second connection was asked of a realtime model: give each session a model of its own."""
 

@@ -24,38 +24,7 @@ from capsule_tasks.realtime.settings import RealtimeConfig
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail, Verdict
 from tests.unit.realtime.hosts import FakeHost, snapshot_of
-
-
-class Guardrail:
-    """A guardrail that notes what it is asked, and trips on texts that have a word in them."""
-
-    def __init__(self, name: str = "no_secrets", word: str = "secret") -> None:
-        self.name = name
-        self.word = word
-        self.asked: list[tuple[str, str]] = []
-        self.is_asked = asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-
-    async def check(self, _run: Any, agent: Agent, text: Any) -> Verdict:
-        self.asked.append((agent.name, text))
-        self.is_asked.set()
-        await self.may_answer.wait()
-        return Verdict(self.word in text, {"about": agent.name})
-
-    @property
-    def texts(self) -> list[str]:
-        return [text for _, text in self.asked]
-
-    def held(self) -> Guardrail:
-        self.may_answer.clear()
-        return self
-
-    def of_output(self) -> OutputGuardrail:
-        return OutputGuardrail(self.check, self.name)
-
-    def of_input(self, parallel: bool = True) -> InputGuardrail:
-        return InputGuardrail(self.check, self.name, parallel)
+from tests.unit.realtime.noted_guardrails import Guardrail
 
 
 class Session:
@@ -232,6 +201,18 @@ async def test_a_text_without_a_start_begins_an_answer() -> None:
     session = Session(output_guardrails=[Guardrail().of_output()])
     session.say("a secret")
     assert await session.settled() == STOPPED
+
+
+async def test_a_start_that_comes_after_the_text_changes_nothing() -> None:
+    guardrail = Guardrail().held()
+    session = Session(Agent(name="First", output_guardrails=[guardrail.of_output()]))
+    session.say("a secret")
+    await guardrail.is_asked.wait()
+    session.host.snapshot = snapshot_of(Agent(name="Second"))
+    session.start()
+    guardrail.may_answer.set()
+    assert await session.settled() == STOPPED
+    assert session.trips[0].agent.name == "First"
 
 
 async def test_a_guardrail_of_agent_and_session_is_asked_once() -> None:

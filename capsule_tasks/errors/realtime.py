@@ -41,3 +41,11 @@ class RealtimeNoAnswer(RetryError, TimeoutError):
 
     what: str
     timeout_s: float
+
+
+@described("agent {agent!r} has taken over since")
+class AgentReplaced(CallerError, RuntimeError):
+    """A handoff of an agent that the model does not work as any more was not made."""
+
+    agent: str
+    """The current agent."""

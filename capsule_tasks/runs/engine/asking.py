@@ -10,6 +10,7 @@ import msgspec
 from capsule_tasks.errors import CallbackFailed, InvalidSetting, ModelFailed, ModelMisbehaved
 from capsule_tasks.protocol.values import sendable
 from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.run_config import ModelInput, RunConfig
 from capsule_tasks.runs.conversation import Conversation
 from capsule_tasks.runs.engine.deciding import settings_for
@@ -61,18 +62,22 @@ def _readable(reply: ModelReply) -> ModelReply:
     return reply if items is reply.items else msgspec.structs.replace(reply, items=items)
 
 
+async def instructions_of(agent: Agent, context: RunContext) -> str | None:
+    """The instructions of an agent now; a function of them is asked each time."""
+    instructions: Any = agent.instructions
+    if callable(instructions):
+        instructions = await called_back("instructions", agent, instructions, context, agent)
+        if not isinstance(instructions, str | None):
+            raise CallbackFailed("instructions", agent.name, f"it returned {instructions!r:.100}")
+    return instructions if instructions is None else sendable(instructions)
+
+
 async def _request(
     run: RunSetup, state: RunState, conversation: Conversation, able: Abilities
 ) -> tuple[ModelRequest, str]:
     """The request, and its digest. The digest costs what the new items cost."""
     agent, config = able.agent, run.config
-    instructions: Any = agent.instructions
-    if callable(instructions):
-        instructions = await called_back("instructions", agent, instructions, run.context, agent)
-        if not isinstance(instructions, str | None):
-            raise CallbackFailed("instructions", agent.name, f"it returned {instructions!r:.100}")
-    if instructions is not None:
-        instructions = sendable(instructions)
+    instructions = await instructions_of(agent, run.context)
     items, seen = conversation.view, conversation.digest
     if config.input_filter is not None:
         given = ModelInput(items, instructions)

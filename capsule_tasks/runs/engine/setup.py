@@ -55,6 +55,14 @@ class AgentBook:
         """Raises UnknownAgent for an agent outside the graph."""
         return cast("Agent", self._graph.resolve(identity))
 
+    @property
+    def start(self) -> Agent:
+        """The agent with which the graph begins."""
+        return cast("Agent", self._graph.start)
+
+    def has(self, agent: Agent) -> bool:
+        return id(agent) in map(id, self._graph.agents)
+
     def identity(self, agent: Agent) -> AgentId:
         return self._graph.identity(cast("Any", agent))
 

@@ -230,6 +230,14 @@ class RunState(Part, frozen=True):
         after = self.with_usage(response.agent, response.spent)
         return replace(after, responses=(*self.responses, response))
 
+    def with_code(self, code: CodeSession) -> RunState:
+        """The state of a run that has seen its code session so far, unless it has seen more."""
+        known = self.code
+        is_same = known is not None and known.session_id == code.session_id
+        if known is not None and is_same and known.last_call > code.last_call:
+            return self
+        return replace(self, code=code)
+
     def with_guardrails(self, results: Iterable[GuardrailResult]) -> RunState:
         """The state with more results of guardrails."""
         return replace(self, guardrails=(*self.guardrails, *results))

@@ -62,7 +62,7 @@ def planned(
     told: dict[str, str] = {}
     for item in items:
         if item.get("type") == "function_call":
-            call = _call(item, agent)
+            call = call_of(item, agent)
             if (known := calls.setdefault(call.call_id, call)) is not call:
                 if known != call:
                     raise ModelMisbehaved(f"it made two different calls with id {call.call_id!r}")
@@ -82,10 +82,15 @@ def planned(
                 name = handoff.tool.name
                 told[call.call_id] = f"Not done: {name} was called first, and one handoff is made."
         else:
-            names = sorted({key.name for key in tools} | set(handoffs))
-            known_tools = f"The tools are: {', '.join(names)}." if names else "There are no tools."
-            told[call.call_id] = f"There is no tool {call.tool.name!r}. {known_tools}"
+            told[call.call_id] = about_unknown(call, tools, handoffs)
     return Plan(kept, tuple(wanted), handoff, told, _text(kept))
+
+
+def about_unknown(call: PendingCall, tools: Collection[ToolKey], handoffs: Collection[str]) -> str:
+    """The output of a call of a tool that the agent does not have."""
+    names = sorted({key.name for key in tools} | set(handoffs))
+    known_tools = f"The tools are: {', '.join(names)}." if names else "There are no tools."
+    return f"There is no tool {call.tool.name!r}. {known_tools}"
 
 
 def _refuse_calls_of_others(items: Sequence[Item]) -> None:
@@ -97,7 +102,8 @@ def _refuse_calls_of_others(items: Sequence[Item]) -> None:
             raise ModelMisbehaved(f"it made a {kind}, which our engine does not run")
 
 
-def _call(item: Item, agent: AgentId) -> PendingCall:
+def call_of(item: Item, agent: AgentId) -> PendingCall:
+    """The call in an item of an agent's reply. Raises ModelMisbehaved if it cannot be answered."""
     call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
     if not (isinstance(call_id, str) and call_id):
         raise ModelMisbehaved(f"a call of {name!r:.100} has the id {call_id!r:.100}, no text")

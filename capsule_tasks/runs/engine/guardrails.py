@@ -33,6 +33,14 @@ Report = Callable[[GuardrailResult], None]
 """Records the result of a guardrail, and shows it to those who watch the run."""
 
 
+def shown(result: GuardrailResult) -> dict[str, Any]:
+    """A result, as those who watch see it."""
+    data = {"kind": result.kind, "name": result.name, "tripped": result.tripped}
+    if result.call_id is not None:
+        data |= {"call_id": result.call_id, "behavior": result.behavior}
+    return data
+
+
 class Guardrails:
     """The guardrails of one agent's turn."""
 

@@ -130,6 +130,14 @@ async def called_back(what: str, agent: Agent, function: Callable[..., Any], *ab
         raise CallbackFailed(what, agent.name, reason) from error
 
 
+async def told_of_handoff(agent: Agent, handoff: Handoff, context: RunContext, given: Any) -> str:
+    """Call `on_handoff` with the arguments that the model gave; the output of the call."""
+    if handoff.on_handoff is not None:
+        about = () if handoff.input_type is None else (given,)
+        await called_back("on_handoff", agent, handoff.on_handoff, context, *about)
+    return msgspec.json.encode({"assistant": handoff.agent.name}).decode()
+
+
 def listed(what: str, agent: Agent, found: Any) -> list[Item]:
     """The items that a filter has returned. Raises CallbackFailed if they are none."""
     try:

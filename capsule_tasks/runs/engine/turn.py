@@ -47,10 +47,16 @@ from capsule_tasks.runs.engine.deciding import (
     without_final_message,
 )
 from capsule_tasks.runs.engine.ends import Step, TurnDone, TurnFailed, kind_of
-from capsule_tasks.runs.engine.guardrails import Guardrails
+from capsule_tasks.runs.engine.guardrails import Guardrails, shown
 from capsule_tasks.runs.engine.nested import run_inner
 from capsule_tasks.runs.engine.ports import UNCERTAIN, Output, TurnPorts, key_of
-from capsule_tasks.runs.engine.setup import Abilities, RunSetup, called_back, listed
+from capsule_tasks.runs.engine.setup import (
+    Abilities,
+    RunSetup,
+    called_back,
+    listed,
+    told_of_handoff,
+)
 from capsule_tasks.runs.engine.tools import ToolCaller, withheld
 from capsule_tasks.runs.engine.waiting import side_by_side
 from capsule_tasks.runs.identity import AgentId
@@ -312,10 +318,7 @@ class Turn:
             return self._done("next")
 
         async def make(_is_repeat: bool) -> Output:
-            if handoff.on_handoff is not None:
-                about = () if handoff.input_type is None else (given,)
-                await called_back("on_handoff", agent, handoff.on_handoff, self.run.context, *about)
-            return msgspec.json.encode({"assistant": handoff.agent.name}).decode()
+            return await told_of_handoff(agent, handoff, self.run.context, given)
 
         if handoff.on_handoff is None:
             output = await make(False)
@@ -401,19 +404,10 @@ class Turn:
     def _report(self, result: GuardrailResult) -> None:
         self.state = self.state.with_guardrails([result])
         if self.ports.is_watched:
-            data = {"kind": result.kind, "name": result.name, "tripped": result.tripped}
-            if result.call_id is not None:
-                data |= {"call_id": result.call_id, "behavior": result.behavior}
-            self.ports.publish("guardrail", result.agent.name, data)
+            self.ports.publish("guardrail", result.agent.name, shown(result))
 
     def _note_code(self, code: CodeSession) -> None:
-        known = self.state.code
-        if (
-            known is None
-            or known.session_id != code.session_id
-            or known.last_call <= code.last_call
-        ):
-            self.state = replace(self.state, code=code)
+        self.state = self.state.with_code(code)
 
     def _add(self, agent: Agent, item: Item) -> None:
         self._made.append(item)

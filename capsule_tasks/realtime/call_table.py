@@ -1,0 +1,259 @@
+"""The tool calls of a session: how far each of them has come, and what to do next. No I/O.
+
+| a call is | it is made again | people decide | its output is made | the session ends |
+| --- | --- | --- | --- | --- |
+| running | ignored | - | unsent | uncertain if it has begun, else as if it waited |
+| waiting | ignored | running | - | kept in the state, or abandoned |
+| unsent | sent at once | - | - | not sent any more |
+| sent | ignored | - | - | - |
+
+People may also decide about a call of an agent that is used as a tool while that agent runs; it
+goes on with the decision then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from msgspec.structs import replace
+
+from capsule_tasks.errors import CallChanged, UnknownCall
+from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.engine.ports import UNCERTAIN
+from capsule_tasks.runs.identity import AgentId
+from capsule_tasks.runs.records import CodeSession, Spent
+from capsule_tasks.runs.state import RunState
+
+ABANDONED = "This call was not made: the session ended before."
+"""The text for the history about a call that was not made, and is not returned either."""
+
+_KNOWN_SENT = 4096
+"""The calls with sent outputs that are known if the model makes them again."""
+
+_NOBODY = AgentId("nobody")
+"""The agent in the table's own RunState, where nothing asks for it."""
+
+
+class CallStatus(StrEnum):
+    """How far a call has come."""
+
+    RUNNING = "running"
+    """A task looks at the call, or makes it."""
+    WAITING = "waiting"
+    """People are asked about the call, or about calls of the agent that is used as a tool."""
+    UNSENT = "unsent"
+    """The output is made and recorded; the model does not have it."""
+    SENT = "sent"
+    """The model has the output; of the call only the fingerprint is known."""
+
+
+_C = CallStatus
+
+TRANSITIONS: dict[CallStatus, frozenset[CallStatus]] = {
+    _C.RUNNING: frozenset({_C.WAITING, _C.UNSENT}),
+    _C.WAITING: frozenset({_C.RUNNING}),
+    _C.UNSENT: frozenset({_C.SENT}),
+    _C.SENT: frozenset(),
+}
+"""A rejected call runs, too: its output says so."""
+
+
+@dataclass
+class _Call:
+    pending: PendingCall
+    status: CallStatus = CallStatus.RUNNING
+    was_decided: bool = False
+    """Whether a call was decided about that the inner run waited for when it was noted last."""
+
+    def move(self, to: CallStatus) -> None:
+        if to not in TRANSITIONS[self.status]:
+            raise AssertionError(f"call {self.pending.call_id!r} is {self.status}, not to be {to}")
+        self.status = to
+
+
+class CallTable:
+    """The calls of one session."""
+
+    def __init__(self, run_id: str, state: RunState | None = None) -> None:
+        if state is None:
+            state = RunState(run_id=run_id, start_agent=_NOBODY, agent=_NOBODY)
+        self.state = replace(state, usage=())
+        """The calls that wait, the decisions, the inner runs, and the usage of those that ended."""
+        self.begun: set[str] = set()
+        """The ids of running calls whose functions were called."""
+        self.abandoned: tuple[PendingCall, ...] = ()
+        """The calls that waited, and were abandoned at the end."""
+        self._calls = {each.call_id: _Call(each, _C.WAITING) for each in state.calls}
+        self._sent: dict[str, str] = {}
+        """The fingerprints of calls whose outputs were sent, the latest last."""
+        self._is_over = False
+
+    def called(self, call: PendingCall) -> Literal["run", "ignore", "send"]:
+        """What to do about a call that the model makes; `send` an output that it does not have.
+
+        Raises CallChanged for a known id with another tool or other arguments.
+        """
+        if self._is_over:
+            return "ignore"
+        known = self._calls.get(call.call_id)
+        before = known.pending.fingerprint if known else self._sent.get(call.call_id)
+        if before is None:
+            self._calls[call.call_id] = _Call(call)
+            return "run"
+        if before != call.fingerprint:
+            raise CallChanged(call.call_id, "it was made with another tool or other arguments")
+        return "send" if known and known.status is _C.UNSENT else "ignore"
+
+    def without_approval(self, call: PendingCall) -> PendingCall:
+        """The call, about which nobody needs to be asked."""
+        found = self._calls[call.call_id]
+        found.pending = replace(call, needs_approval=False)
+        return found.pending
+
+    def waits(self, call_id: str) -> bool:
+        """Have a call wait for people; False if it goes on, since they have decided meanwhile."""
+        call = self._calls[call_id]
+        if call.was_decided:
+            call.was_decided = False
+            return False
+        call.move(_C.WAITING)
+        self.state = self.state.with_calls([call.pending])
+        return True
+
+    def decide(
+        self, call_id: str, *, approved: bool, always: bool = False, message: str | None = None
+    ) -> list[PendingCall]:
+        """Record a decision about a waiting call; the calls that go on with it.
+
+        Raises UnknownCall for the id of a call that does not wait, or was decided about.
+        """
+        if all(call_id != each.call_id for each in self.state.unresolved()):
+            raise UnknownCall(call_id, "no waiting call of the session has this id")
+        waiting = [each for each in self._calls.values() if each.status is _C.WAITING]
+        before = [self._undecided(each) for each in waiting]
+        if approved:
+            self.state = self.state.approve(call_id, always=always)
+        else:
+            self.state = self.state.reject(call_id, always=always, message=message)
+        found = []
+        for each, count in zip(waiting, before, strict=True):
+            if self._undecided(each) < count:
+                found.append(self._go_on(each))
+        return found
+
+    def resume(self) -> list[PendingCall]:
+        """Have all waiting calls go on: those of another session, which a decision may be about."""
+        return [self._go_on(each) for each in self._calls.values() if each.status is _C.WAITING]
+
+    def note_inner(self, call_id: str, inner: RunState) -> None:
+        """Keep an inner run as it is after a turn, with decisions that came during the turn."""
+        if self._is_over:
+            return
+        known = self.state.nested.get(call_id)
+        after = inner.with_standing(*self.state.approvals.standing)
+        after = after if known is None else _with_decisions_of(known, after)
+        self._calls[call_id].was_decided = len(after.unresolved()) < len(inner.unresolved())
+        self.state = replace(self.state, nested=self.state.nested | {call_id: after})
+
+    def note_code(self, code: CodeSession) -> None:
+        self.state = self.state.with_code(code)
+
+    def made(self, call_id: str) -> bool:
+        """Whether the output of a call that is made now is to be recorded and sent.
+
+        It is not once the session is over, whose history says otherwise.
+        """
+        if self._is_over:
+            return False
+        self._calls[call_id].move(_C.UNSENT)
+        self._forget([call_id])
+        return True
+
+    def sent(self, call_id: str) -> None:
+        """Note that the model has the output of a call."""
+        call = self._calls.pop(call_id)
+        call.move(_C.SENT)
+        self._sent[call_id] = call.pending.fingerprint
+        if len(self._sent) > _KNOWN_SENT:
+            del self._sent[next(iter(self._sent))]
+
+    def end(self, open_approvals: Literal["return", "abandon"]) -> Mapping[str, str]:
+        """End the session; the outputs, by call, that are to be recorded. Again, there are none.
+
+        A function that was called has an unknown outcome. All other calls are kept in the state,
+        where inner runs go on as far as they have come, unless they are to be abandoned.
+        """
+        if self._is_over:
+            return {}
+        outputs: dict[str, str] = {}
+        abandoned: list[PendingCall] = []
+        for call_id, call in self._open():
+            inner = self.state.nested.get(call_id)
+            if call_id in self.begun:
+                outputs[call_id] = UNCERTAIN
+            elif open_approvals == "abandon":
+                outputs[call_id] = ABANDONED if inner is None else UNCERTAIN
+                abandoned += [call.pending] if inner is None else inner.unresolved()
+        self._forget(outputs)
+        for call_id in outputs:
+            del self._calls[call_id]
+        self._is_over, self.abandoned = True, tuple(abandoned)
+        return outputs
+
+    def in_state(self, state: RunState) -> RunState:
+        """The state with the calls that can be made later, all decisions, and inner runs."""
+        calls = {each: call for each, call in self._open() if each not in self.begun}
+        inner = {each: found for each, found in self.state.nested.items() if each in calls}
+        for used in self.state.usage:
+            state = state.with_usage(used.agent, Spent().plus(used))
+        return replace(
+            state,
+            calls=tuple(call.pending for call in calls.values()),
+            approvals=self.state.approvals,
+            nested=inner,
+            code=self.state.code,
+        )
+
+    def _open(self) -> list[tuple[str, _Call]]:
+        """The calls without an output."""
+        closed = (_C.UNSENT, _C.SENT)
+        return [(each, call) for each, call in self._calls.items() if call.status not in closed]
+
+    def _undecided(self, call: _Call) -> int:
+        """How many decisions a call waits for."""
+        pending = call.pending
+        own = pending.needs_approval and self.state.decision_for(pending) is None
+        inner = self.state.nested.get(pending.call_id)
+        return own + (0 if inner is None else len(inner.unresolved()))
+
+    def _go_on(self, call: _Call) -> PendingCall:
+        call.was_decided = False
+        call.move(_C.RUNNING)
+        return call.pending
+
+    def _forget(self, call_ids: Collection[str]) -> None:
+        """Forget what is known of calls that have outputs now, except for their usage."""
+        for call_id in call_ids:
+            self.begun.discard(call_id)
+            if (inner := self.state.nested.get(call_id)) is not None:
+                agent = self._calls[call_id].pending.agent
+                self.state = self.state.with_usage(agent, inner.total_usage())
+        self.state = self.state.without_calls(call_ids)
+
+
+def _with_decisions_of(before: RunState, after: RunState) -> RunState:
+    """An inner run after a turn, with decisions about its calls that came during the turn."""
+    waiting = {call.call_id: call for call in after.calls}
+    approvals = after.approvals
+    for decision in before.approvals.exact:
+        call = waiting.get(decision.call_id or "")
+        if call is not None and decision not in approvals.exact:
+            approvals = approvals.with_decision(call, decision)
+    nested = {
+        each: _with_decisions_of(before.nested[each], inner) if each in before.nested else inner
+        for each, inner in after.nested.items()
+    }
+    return replace(after, approvals=approvals, nested=nested)

@@ -1,0 +1,366 @@
+"""Makes the tool calls of a session, each in tasks of its own, and has the model get the outputs.
+
+The way of a call: an event of the model, people's approval if it needs one, the guardrails and the
+function, the output in the history, the output at the model. `CallTable` knows how far a call has
+come. A call that waits for people has no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from capsule_tasks.errors import CallChanged, ModelMisbehaved, RealtimeClosed, WrongArguments
+from capsule_tasks.realtime.call_table import CallTable
+from capsule_tasks.realtime.events import (
+    RealtimeErrorEvent,
+    RealtimeToolApprovalRequired,
+    RealtimeToolEnd,
+    RealtimeToolStart,
+    RealtimeToolUpdate,
+)
+from capsule_tasks.realtime.host import AgentSnapshot, SessionHost
+from capsule_tasks.realtime.model import SendToolOutput, ToolCalled
+from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.handoffs import Handoff
+from capsule_tasks.runs.agents.tools import AgentTool, Tool
+from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.engine.deciding import about_unknown, call_of, output_item
+from capsule_tasks.runs.engine.guardrails import Guardrails, shown
+from capsule_tasks.runs.engine.nested import run_inner
+from capsule_tasks.runs.engine.ports import InProcessPorts, Output
+from capsule_tasks.runs.engine.setup import AgentBook, RunSetup, told_of_handoff
+from capsule_tasks.runs.engine.tools import ToolCaller, withheld
+from capsule_tasks.runs.engine.turn import Turn
+from capsule_tasks.runs.records import GuardrailResult, Item
+from capsule_tasks.runs.state import RunState
+
+_FIRST_RETRY_S = 0.1
+_MAX_RETRY_S = 2.0
+"""How long after a failure an output is sent again: at first, and at most."""
+
+
+@dataclass(eq=False)
+class _OpenCall:
+    """What a call that the model has no output of is made with."""
+
+    snapshot: AgentSnapshot
+    """The agent that was told to the model when it made the call."""
+    ports: InProcessPorts
+    is_looked_at: bool = False
+    """Whether it is known if people are to be asked about the call."""
+    tool: Tool | AgentTool | None = None
+    is_started: bool = False
+    asked: set[str] = field(default_factory=set)
+    """The ids of the calls that people were asked about."""
+    wants_output: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the model makes the call again, and so lacks the output."""
+
+
+class ToolCalls:
+    """The tool calls of one session."""
+
+    def __init__(
+        self, host: SessionHost, record: Callable[[Item], None], state: RunState | None
+    ) -> None:
+        """`record` puts an output into the conversation; `state` is the one to go on from."""
+        self._host = host
+        self._record = record
+        self._table = CallTable(host.context.run_id, state)
+        self._open: dict[str, _OpenCall] = {}
+
+    def called(self, event: ToolCalled, snapshot: AgentSnapshot) -> None:
+        """Make a call, unless the model has made it before."""
+        able = snapshot.able
+        item = {"call_id": event.call_id, "name": event.name, "arguments": event.arguments}
+        try:
+            call = call_of(item, able.identity)
+            if call.tool not in able.tools:
+                call = msgspec.structs.replace(call, needs_approval=False)
+            step = self._table.called(call)
+        except (ModelMisbehaved, CallChanged) as error:
+            self._host.emit(RealtimeErrorEvent(error))
+            return
+        if step == "run":
+            self._begin(call, snapshot, is_looked_at=False)
+        elif step == "send":
+            self._open[call.call_id].wants_output.set()
+
+    def approve(self, call_id: str, *, always: bool = False) -> None:
+        """Approve a waiting call; with `always` also all other calls of its tool by its agent.
+
+        Raises UnknownCall if no such call waits.
+        """
+        for call in self._table.decide(call_id, approved=True, always=always):
+            self._go_on(call)
+
+    def reject(self, call_id: str, *, always: bool = False, message: str | None = None) -> None:
+        """Reject a waiting call; the message is for the model. Raises UnknownCall."""
+        for call in self._table.decide(call_id, approved=False, always=always, message=message):
+            self._go_on(call)
+
+    def resume(self, snapshot: AgentSnapshot) -> None:
+        """Go on with the calls of the state: make them, or ask people about them again.
+
+        Raises UnknownAgent, before anything is done, for a call of an agent outside of the graph.
+        """
+        calls = self._table.resume()
+        for call in calls:
+            snapshot.run.book.agent(call.agent)
+        for call in calls:
+            self._begin(call, snapshot, is_looked_at=True)
+
+    def end(self, open_approvals: Literal["return", "abandon"]) -> tuple[PendingCall, ...]:
+        """Record the outputs of calls that are not made any more; answers the abandoned ones.
+
+        To be called once all tasks of the session have ended. It may be repeated.
+        """
+        for call_id, output in self._table.end(open_approvals).items():
+            self._record(output_item(call_id, output))
+        return self._table.abandoned
+
+    def in_state(self, state: RunState) -> RunState:
+        """The state with the calls that can be made later, all decisions, and inner runs."""
+        return self._table.in_state(state)
+
+    # --- the way of a call -----------------------------------------------------------------------
+
+    def _begin(self, call: PendingCall, snapshot: AgentSnapshot, *, is_looked_at: bool) -> None:
+        show = partial(self._publish, call)
+        ports = InProcessPorts(_for_threads(show))
+        self._open[call.call_id] = _OpenCall(snapshot, ports, is_looked_at)
+        self._go_on(call)
+
+    def _go_on(self, call: PendingCall) -> None:
+        self._host.start(self._answered(call), f"call {call.call_id} of {call.tool.name}")
+
+    async def _answered(self, call: PendingCall) -> None:
+        """Make a call as far as that is possible now, and have the model get its output."""
+        try:
+            output = await self._output(call)
+        except RealtimeClosed:  # `end` says what becomes of the call
+            return
+        except Exception as error:  # noqa: BLE001  the model would wait for the output in vain
+            if (text := withheld(error)) is not None:
+                self._made(call, text)
+            self._host.fail(error)
+            return
+        if output is not None:
+            text = _as_text(output)
+            if self._made(call, text):
+                await self._sent(call, text)
+
+    async def _output(self, call: PendingCall) -> Output | None:
+        """The output of a call; None if it waits for people."""
+        opened = self._open[call.call_id]
+        snapshot = opened.snapshot = await _snapshot_of(call, opened.snapshot)
+        able = snapshot.able
+        if call.tool not in able.tools:
+            if call.tool.name in able.handoffs:
+                return await self._handed_over(call, able.handoffs[call.tool.name], snapshot)
+            text = about_unknown(call, able.tools.keys(), able.handoffs.keys())
+            about = f"agent {able.agent.name!r} called {call.tool.name!r}, which it does not have"
+            self._host.emit(RealtimeErrorEvent(ModelMisbehaved(about)))
+            return text
+        tool = opened.tool = able.tools[call.tool]
+        caller = self._caller(call, opened)
+        if not opened.is_looked_at:
+            if not await caller.needs_approval(tool, call):
+                call = self._table.without_approval(call)
+            elif (rejection := await caller.rejected_early(tool, call)) is not None:
+                return rejection
+            opened.is_looked_at = True
+        if call.needs_approval:
+            decision = self._table.state.decision_for(call)
+            if decision is None:
+                self._table.waits(call.call_id)
+                self._ask(call, opened)
+                return None
+            if not decision.approved:
+                return decision.rejection
+        if isinstance(tool, AgentTool):
+            return await self._output_of_agent(tool, call, opened)
+        return await caller.output_of(tool, call)
+
+    async def _output_of_agent(
+        self, tool: AgentTool, call: PendingCall, opened: _OpenCall
+    ) -> Output | None:
+        """The output of an agent used as a tool; None if calls of that agent wait for people."""
+        if not opened.is_started:
+            self._show_start(call, opened)
+        # A turn notes its number and its usage in the context, and other calls run beside it.
+        run = opened.snapshot.run
+        run = replace(run, context=copy(run.context))
+        note = partial(self._table.note_inner, call.call_id)
+        while True:
+            state = self._table.state
+            output = await run_inner(run, state, tool, call, opened.ports, Turn, note)
+            if output is not None:
+                return output
+            if self._table.waits(call.call_id):
+                self._ask(call, opened)
+                return None
+
+    async def _handed_over(
+        self, call: PendingCall, handoff: Handoff, snapshot: AgentSnapshot
+    ) -> str:
+        try:
+            given = handoff.decode(call.arguments)
+        except WrongArguments as error:
+            return str(error)
+        if snapshot is not self._host.snapshot:
+            # Another handoff of the same response, or `update_agent`, came first.
+            return f"Not done: {self._host.snapshot.agent.name!r} has taken over meanwhile."
+        if handoff.on_handoff is not None:
+            self._table.begun.add(call.call_id)
+        output = await told_of_handoff(snapshot.agent, handoff, snapshot.run.context, given)
+        try:
+            await self._host.hand_over(handoff.agent, snapshot)
+        except RealtimeClosed:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, the agent is the same as before
+            self._host.emit(RealtimeErrorEvent(error))
+            return f"The conversation was not handed over to {handoff.agent.name!r}: {error}"
+        return output
+
+    def _made(self, call: PendingCall, text: str) -> bool:
+        """Record an output. False if the session is over, whose history has another one."""
+        if not self._table.made(call.call_id):
+            return False
+        self._record(output_item(call.call_id, text))
+        return True
+
+    async def _sent(self, call: PendingCall, text: str) -> None:
+        """Send an output until the model has it; the function is not called again for that."""
+        opened = self._open[call.call_id]
+        delay_s, has_failed = _FIRST_RETRY_S, False
+        while True:
+            opened.wants_output.clear()
+            try:
+                await self._host.send(SendToolOutput(call.call_id, text))
+                break
+            except RealtimeClosed:
+                return
+            except Exception as error:  # noqa: BLE001  any failure leaves the output to be sent
+                if not has_failed:
+                    self._host.emit(RealtimeErrorEvent(error))
+                has_failed = True
+            with suppress(TimeoutError):
+                await asyncio.wait_for(opened.wants_output.wait(), delay_s)
+            delay_s = min(2 * delay_s, _MAX_RETRY_S)
+        self._table.sent(call.call_id)
+        del self._open[call.call_id]
+        if opened.tool is not None:
+            agent = opened.snapshot.agent
+            end = RealtimeToolEnd(agent, opened.tool, call.call_id, call.arguments, text)
+            self._host.emit(end)
+
+    # --- what a call is made with ----------------------------------------------------------------
+
+    def _caller(self, call: PendingCall, opened: _OpenCall) -> ToolCaller:
+        able, run = opened.snapshot.able, opened.snapshot.run
+        report = partial(self._show_guardrail, call)
+        return ToolCaller(
+            able,
+            run,
+            self._table.state.code,
+            opened.ports,
+            Guardrails(able.agent, able.identity, run.context, report),
+            self._table.note_code,
+            self._table.begun,
+        )
+
+    def _show_guardrail(self, call: PendingCall, result: GuardrailResult) -> None:
+        self._publish(call, "guardrail", result.agent.name, shown(result))
+
+    def _publish(self, call: PendingCall, kind: str, _agent: str, data: Any) -> None:
+        """Show an event of a call, or of the run of an agent that is used as a tool."""
+        opened = self._open.get(call.call_id)
+        if opened is None:  # the function has left something behind that goes on
+            return
+        if kind == "tool_started" and not opened.is_started:
+            self._show_start(call, opened)
+        else:
+            agent = opened.snapshot.agent
+            self._host.emit(RealtimeToolUpdate(agent, call.call_id, kind, data))
+
+    def _show_start(self, call: PendingCall, opened: _OpenCall) -> None:
+        if not self._host.is_open:
+            # A guardrail has held up the close for too long; the call is made by another session.
+            raise RealtimeClosed("closed")
+        assert opened.tool is not None
+        opened.is_started = True
+        agent = opened.snapshot.agent
+        self._host.emit(RealtimeToolStart(agent, opened.tool, call.call_id, call.arguments))
+
+    def _ask(self, call: PendingCall, opened: _OpenCall) -> None:
+        """Show the calls that people are to decide about, each of them once."""
+        run = opened.snapshot.run
+        state = msgspec.structs.replace(self._table.state, calls=(call,))
+        for each, agent in _undecided(run, run.book, state):
+            if each.call_id not in opened.asked:
+                opened.asked.add(each.call_id)
+                about = agent, each.tool.name, each.call_id, each.arguments
+                self._host.emit(RealtimeToolApprovalRequired(*about))
+
+
+def _for_threads(publish: Callable[[str, str, Any], None]) -> Callable[[str, str, Any], None]:
+    """Publish events in this thread, the event loop's; functions of tools may run in others."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def published(*about: Any) -> None:
+        if threading.get_ident() == thread:
+            publish(*about)
+        else:
+            loop.call_soon_threadsafe(publish, *about)
+
+    return published
+
+
+async def _snapshot_of(call: PendingCall, snapshot: AgentSnapshot) -> AgentSnapshot:
+    """The snapshot of the agent that made the call, which may have handed over meanwhile."""
+    if call.agent == snapshot.able.identity:
+        return snapshot
+    able = await snapshot.run.book.abilities(call.agent, snapshot.run.context)
+    return replace(snapshot, able=able)
+
+
+def _undecided(
+    run: RunSetup, book: AgentBook, state: RunState
+) -> Iterator[tuple[PendingCall, Agent]]:
+    """The calls of a run, and of inner ones, that wait for people, with the agents that make them.
+
+    `book` is that of the run's agents.
+    """
+    for call in state.calls:
+        agent = book.agent(call.agent)
+        if (inner := state.nested.get(call.call_id)) is not None:
+            for tool in agent.tools:
+                if isinstance(tool, AgentTool) and tool.key == call.tool:
+                    yield from _undecided(run, run.book_of(tool.agent), inner)
+        elif call.needs_approval and state.decision_for(call) is None:
+            yield call, agent
+
+
+def _as_text(output: Output) -> str:
+    """An output as a realtime model gets it, which takes text only.
+
+    Of a list of parts, parts of type `input_text` are their text; any other part, such as an
+    image, is its JSON.
+    """
+    if isinstance(output, str):
+        return output
+    return "\n".join(
+        part["text"]
+        if part.get("type") == "input_text" and isinstance(part.get("text"), str)
+        else msgspec.json.encode(part).decode()
+        for part in output
+    )

@@ -45,7 +45,7 @@ class SessionHost(Protocol):
         ...
 
     def emit(self, event: RealtimeEvent) -> None:
-        """Show an event to those who iterate over the session."""
+        """Show an event to those who iterate over the session; from any thread, as tools run."""
         ...
 
     async def send(self, command: Command) -> None:

@@ -8,7 +8,6 @@ come. A call that waits for people has no task.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
@@ -18,7 +17,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from capsule_tasks.errors import CallChanged, ModelMisbehaved, RealtimeClosed, WrongArguments
+from capsule_tasks.errors import (
+    AgentReplaced,
+    CallChanged,
+    ModelMisbehaved,
+    RealtimeClosed,
+    WrongArguments,
+)
 from capsule_tasks.realtime.call_table import CallTable
 from capsule_tasks.realtime.events import (
     RealtimeErrorEvent,
@@ -134,8 +139,7 @@ class ToolCalls:
     # --- the way of a call -----------------------------------------------------------------------
 
     def _begin(self, call: PendingCall, snapshot: AgentSnapshot, *, is_looked_at: bool) -> None:
-        show = partial(self._publish, call)
-        ports = InProcessPorts(_for_threads(show))
+        ports = InProcessPorts(partial(self._publish, call))
         self._open[call.call_id] = _OpenCall(snapshot, ports, is_looked_at)
         self._go_on(call)
 
@@ -216,9 +220,9 @@ class ToolCalls:
             given = handoff.decode(call.arguments)
         except WrongArguments as error:
             return str(error)
-        if snapshot is not self._host.snapshot:
+        if snapshot is not (current := self._host.snapshot):
             # Another handoff of the same response, or `update_agent`, came first.
-            return f"Not done: {self._host.snapshot.agent.name!r} has taken over meanwhile."
+            return f"Not done: {AgentReplaced(current.agent.name)}."
         if handoff.on_handoff is not None:
             self._table.begun.add(call.call_id)
         output = await told_of_handoff(snapshot.agent, handoff, snapshot.run.context, given)
@@ -226,6 +230,8 @@ class ToolCalls:
             await self._host.hand_over(handoff.agent, snapshot)
         except RealtimeClosed:
             raise
+        except AgentReplaced as error:
+            return f"Not done: {error}."
         except Exception as error:  # noqa: BLE001  whatever it is, the agent is the same as before
             self._host.emit(RealtimeErrorEvent(error))
             return f"The conversation was not handed over to {handoff.agent.name!r}: {error}"
@@ -310,19 +316,6 @@ class ToolCalls:
                 opened.asked.add(each.call_id)
                 about = agent, each.tool.name, each.call_id, each.arguments
                 self._host.emit(RealtimeToolApprovalRequired(*about))
-
-
-def _for_threads(publish: Callable[[str, str, Any], None]) -> Callable[[str, str, Any], None]:
-    """Publish events in this thread, the event loop's; functions of tools may run in others."""
-    loop, thread = asyncio.get_running_loop(), threading.get_ident()
-
-    def published(*about: Any) -> None:
-        if threading.get_ident() == thread:
-            publish(*about)
-        else:
-            loop.call_soon_threadsafe(publish, *about)
-
-    return published
 
 
 async def _snapshot_of(call: PendingCall, snapshot: AgentSnapshot) -> AgentSnapshot:

@@ -187,7 +187,7 @@ class Turn:
         handoff = next((call for call in calls if _is_handoff(able, call)), None)
         of_tools = [call for call in calls if call is not handoff]
         wanted = of_tools if known else await self._looked_at(able, of_tools, outputs)
-        ready, waiting = self._decided(able, wanted, outputs)
+        ready, waiting = await self._decided(able, wanted, outputs)
         self._calls = wanted
         error = await self._called(able, ready, outputs)
         for call_id in dict.fromkeys((*(call.call_id for call in calls), *told)):
@@ -225,7 +225,7 @@ class Turn:
                 outputs[call.call_id] = rejection
         return wanted
 
-    def _decided(
+    async def _decided(
         self, able: Abilities, calls: Sequence[PendingCall], outputs: dict[str, Output]
     ) -> tuple[list[PendingCall], list[PendingCall]]:
         """The calls that may be made now, and those that wait for people.
@@ -235,7 +235,7 @@ class Turn:
         ready, waiting = [], []
         for call in calls:
             decision = self.state.decision_for(call) if call.needs_approval else None
-            if call.tool not in able.tools:
+            if call.tool not in (await self._able_of(call, able)).tools:
                 outputs[call.call_id] = f"There is no tool {call.tool.name!r} any more."
             elif call.needs_approval and decision is None:
                 waiting.append(call)
@@ -281,6 +281,7 @@ class Turn:
 
     async def _output(self, able: Abilities, call: PendingCall) -> Output | None:
         """The output of a call; None if it waits for people within an agent used as a tool."""
+        able = await self._able_of(call, able)
         tool = able.tools[call.tool]
         caller = self._caller(able)
         if not isinstance(tool, AgentTool):
@@ -293,6 +294,15 @@ class Turn:
         if output is not None and (inner := self._nested.pop(call.call_id, None)) is not None:
             self.state = self.state.with_usage(able.identity, inner.total_usage())
         return output
+
+    async def _able_of(self, call: PendingCall, able: Abilities) -> Abilities:
+        """The abilities of the agent that made a call; `able` are those of the turn's agent.
+
+        They differ if the run was a realtime session, which may hand over while a call waits.
+        """
+        if call.agent == able.identity:
+            return able
+        return await self.run.book.abilities(call.agent, self.run.context)
 
     # --- after the calls -------------------------------------------------------------------------
 

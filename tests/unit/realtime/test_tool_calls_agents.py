@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from capsule_tasks.errors import (
+    AgentReplaced,
     CallbackFailed,
     ModelFailed,
     RealtimeClosed,
@@ -262,7 +263,20 @@ async def test_of_two_handoffs_of_one_response_the_second_is_not_made() -> None:
         host.calls.called(ToolCalled("transfer_to_other", "c2", "{}"), before)
         await host.settle()
         assert host.snapshot.agent is triage.clerk
-    assert host.outputs["c2"] == "Not done: 'Clerk' has taken over meanwhile."
+    assert host.outputs["c2"] == "Not done: agent 'Clerk' has taken over since."
+
+
+async def test_a_handoff_that_is_overtaken_while_it_is_made_is_told() -> None:
+    def overtaken() -> None:
+        raise AgentReplaced("Other")
+
+    triage = Triage()
+    async with ToolHost(triage.agent) as host:
+        host.handing_over = overtaken
+        host.call("transfer_to_clerk")
+        await host.settle()
+    assert host.outputs["c1"] == "Not done: agent 'Other' has taken over since."
+    assert host.events == []
 
 
 async def test_an_error_of_on_handoff_ends_the_session() -> None:

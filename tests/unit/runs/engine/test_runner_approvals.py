@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from capsule_tasks.errors import (
     CallbackFailed,
@@ -22,6 +23,7 @@ from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.agents.tools import Tool
 from capsule_tasks.runs.engine.runner import Runner
+from capsule_tasks.runs.identity import AgentId
 from capsule_tasks.runs.models.model import ModelSettings
 from capsule_tasks.testing.models import ScriptedModel, calls, hands_over
 from tests.unit.runs.engine.runs import MODES, MemorySession, Mode, spelled
@@ -423,3 +425,21 @@ async def test_a_call_of_another_run_with_the_same_id_is_another_call() -> None:
     approved = waiting.state.approve("c1")
     assert (await Runner.run(shop.agent, approved, session=shop.session)).final_output == "paid"
     assert shop.paid == [5]
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_call_is_made_by_the_agent_that_made_it_where_another_one_has_taken_over(
+    approved: bool,
+) -> None:
+    """As after a realtime session, which may hand over while a call waits."""
+    shop = Shop(PAY)
+    state = copied((await Runner.run(shop.agent, "hi", session=shop.session)).state)
+    clerk = Agent(name="Clerk", model=ScriptedModel(["done"]), handoffs=[shop.agent])
+    state = replace(state, agent=AgentId("Clerk"))
+    state = state.approve("c1") if approved else state.reject("c1", message="no")
+    last = await Runner.run(clerk, state, session=shop.session)
+    assert (last.final_output, shop.paid) == ("done", [5] if approved else [])
+    assert spelled(shop.session.items)[2:] == [
+        *(["output c1 paid 5"] if approved else ["output c1 no"]),
+        "says done",
+    ]

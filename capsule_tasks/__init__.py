@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from capsule_tasks.client import Capsule, Execution, GroupExecution, step
     from capsule_tasks.client.tools import code_tool, task_tool
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
+    from capsule_tasks.realtime import (
+        RealtimeConfig,
+        RealtimeModelConfig,
+        RealtimeRunner,
+        RealtimeSession,
+        RealtimeSettings,
+    )
     from capsule_tasks.runs import (
         Agent,
         Handoff,
@@ -56,6 +63,11 @@ __all__ = [
     "ModelSettings",
     "PoolSettings",
     "Profile",
+    "RealtimeConfig",
+    "RealtimeModelConfig",
+    "RealtimeRunner",
+    "RealtimeSession",
+    "RealtimeSettings",
     "RunConfig",
     "RunContext",
     "RunResult",
@@ -86,6 +98,13 @@ _NAMES_IN = {
     "capsule_tasks.client": ("Capsule", "Execution", "GroupExecution", "step"),
     "capsule_tasks.client.tools": ("code_tool", "task_tool"),
     "capsule_tasks.errors": ("EffectUncertain", "ExecutionCancelled"),
+    "capsule_tasks.realtime": (
+        "RealtimeConfig",
+        "RealtimeModelConfig",
+        "RealtimeRunner",
+        "RealtimeSession",
+        "RealtimeSettings",
+    ),
     "capsule_tasks.runs": (
         "Agent",
         "Handoff",

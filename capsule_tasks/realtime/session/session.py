@@ -1,0 +1,465 @@
+"""RealtimeSession: agents that talk over one connection to a model, and what belongs to that.
+
+The session owns its listener, its connection, its tasks and the queue of its events, and decides
+when each of them ends. What it hears is passed on, without waiting, to those who know what to do:
+
+- `Transitions` has the current agent;
+- `ToolCalls` makes the calls of tools;
+- `Guarding` has guardrails look at what is said;
+- `ConversationLog` has the items, and `HistoryWriter` stores them once they are final;
+- `EventQueue` has the events for those who iterate over the session.
+
+A session is entered, used and closed; `lifecycle.py` has its phases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context, copy_context
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from capsule_tasks.errors import InvalidSetting, RealtimeClosed
+from capsule_tasks.errors.base import reason_of
+from capsule_tasks.realtime.conversation.log import ConversationLog
+from capsule_tasks.realtime.conversation.saving import HistoryWriter
+from capsule_tasks.realtime.events import RealtimeErrorEvent, RealtimeEvent, RealtimeToolUpdate
+from capsule_tasks.realtime.guarding import Guarding
+from capsule_tasks.realtime.host import AgentSnapshot
+from capsule_tasks.realtime.model import (
+    Command,
+    Interrupt,
+    RealtimeModel,
+    SendAudio,
+    SendItems,
+    SendMessage,
+)
+from capsule_tasks.realtime.responses import Responses
+from capsule_tasks.realtime.session.event_queue import EventQueue
+from capsule_tasks.realtime.session.lifecycle import ACTIVE, Move, Phase, moved
+from capsule_tasks.realtime.session.listening import ModelListener
+from capsule_tasks.realtime.session.releasing import Cleanup, OwnedTasks
+from capsule_tasks.realtime.session.transitions import Transitions, snapshot_of
+from capsule_tasks.realtime.settings import RealtimeConfig, RealtimeModelConfig
+from capsule_tasks.realtime.tool_calls import ToolCalls
+from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.contexts import RunContext
+from capsule_tasks.runs.agents.run_config import RunConfig
+from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.contexts import restored_context, saved_context
+from capsule_tasks.runs.engine.setup import DEFAULT_MAX_TURNS, AgentBook, RunSetup
+from capsule_tasks.runs.identity import AgentId
+from capsule_tasks.runs.records import Item, Spent
+from capsule_tasks.runs.state import RunState
+
+T = TypeVar("T")
+
+Content = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A message: its text, its parts, or a message item of the user."""
+
+_log = logging.getLogger(__name__)
+
+
+class RealtimeSession:
+    """A conversation with a realtime model. `RealtimeRunner.run` makes sessions.
+
+    `async with session` connects, and closes. Tools and guardrails run in tasks of the session, in
+    copies of the context of whoever has entered it: a ContextVar that was set before is visible.
+    `async for event in session` gives the events; several may iterate, and each event goes to one
+    of them. The iteration ends when the session is closed, or raises the error with which it
+    failed, after the events that came before.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        make_model: Callable[[], RealtimeModel],
+        config: RealtimeConfig,
+        model_config: RealtimeModelConfig,
+        context: Any = None,
+        history: Any | None = None,
+        state: RunState | None = None,
+    ) -> None:
+        book = AgentBook(agent)
+        self._state = begun = state or _first_state(book.identity(agent))
+        self._first_agent = book.agent(begun.agent)
+        self.context = RunContext(
+            run_id=begun.run_id,
+            session_id=getattr(history, "session_id", None),
+            context=restored_context(begun.context, override=context),
+            turn=begun.turn,
+            usage=begun.total_usage(),
+        )
+        self._run = RunSetup(book, RunConfig(), self.context, begun.max_turns)
+        self._make_model = make_model
+        self._config = config
+        self._model_config = model_config
+        self._model: RealtimeModel | None = None
+        self._transitions: Transitions | None = None
+        self.abandoned: tuple[PendingCall, ...] = ()
+        """Calls that waited for a decision when the session closed, and that `state` lacks."""
+
+        self._queue = EventQueue(config.event_limit, config.audio_limit_bytes)
+        self._log = ConversationLog()
+        self._writer = HistoryWriter(history, state, self._report)
+        responses = Responses(config.guardrail_debounce_chars)
+        self._guarding = Guarding(self, config, responses)
+        self._calls = ToolCalls(self, self._record, state)
+        self._listener = ModelListener(
+            host=self,
+            queue=self._queue,
+            log=self._log,
+            writer=self._writer,
+            responses=responses,
+            guarding=self._guarding,
+            calls=self._calls,
+            shows_raw_events=config.raw_model_events,
+            shows_server_events=config.raw_server_events,
+            on_spent=self._add_usage,
+            on_end=self._close_in_background,
+        )
+
+        self._phase = Phase.NEW
+        self._failure: Exception | None = None
+        self._entered_in: Context | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._tasks = OwnedTasks(self._report)
+        self._cleanup = Cleanup(
+            tasks=self._end_tasks,
+            calls=self._end_calls,
+            connection=self._disconnect,
+            history=self._flush,
+        )
+        self._closing: asyncio.Task[BaseException | None] | None = None
+
+    # --- what it is and has -----------------------------------------------------------------------
+
+    @property
+    def agent(self) -> Agent:
+        """The agent that the model works as."""
+        return self._first_agent if self._transitions is None else self.snapshot.agent
+
+    @property
+    def model(self) -> RealtimeModel:
+        """The model of the session, once it is entered."""
+        if self._model is None:
+            raise self._closed()
+        return self._model
+
+    @property
+    def history(self) -> list[Item]:
+        """The items of the conversation as it is now. They are not to be changed."""
+        return self._log.items()
+
+    @property
+    def usage(self) -> Spent:
+        """The usage of all answers and tools, with that of the state that was gone on from."""
+        return self._calls.in_state(self._state).total_usage()
+
+    @property
+    def state(self) -> RunState:
+        """What another session, or a run, needs to go on from here once this session is closed."""
+        book = self._run.book if self._transitions is None else self.snapshot.run.book
+        state = replace(
+            self._state,
+            start_agent=book.identity(book.start),
+            agent=book.identity(self.agent),
+            context=saved_context(self.context.context),
+        )
+        return self._writer.in_state(self._calls.in_state(state))
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Resolve the agent, read the history, and connect. A failure leaves nothing behind."""
+        self._move(Move.ENTER)
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._entered_in = copy_context()
+        self._cleanup.add("tasks", "history")
+        try:
+            opening = await self._finished(self._open(), "opening of a realtime session")
+            if opening.cancelled():  # by a close, or by the failure of the connection
+                raise self._failure or self._closed()  # noqa: TRY301
+            opening.result()
+            self._move(Move.CONNECTED)
+        except BaseException as error:
+            await self._close_after(error)
+            raise
+        return self
+
+    async def _open(self) -> None:
+        over = self._model_config.settings.over(self._config.settings)
+        snapshot = await snapshot_of(self._first_agent, self._run, over)
+        self._transitions = Transitions(self, snapshot, over)
+        items = self._log.load(await self._writer.begin())
+        self._model = model = self._make_model()
+        model.add_listener(self._listener, server_events=self._config.raw_server_events)
+        try:
+            with self._queue.without_pause():
+                await model.connect(self._model_config, snapshot.settings)
+        except BaseException:
+            # At once: a model that is in use has events of another session.
+            model.remove_listener(self._listener)
+            raise
+        self._cleanup.add("connection", "calls")
+        if items:
+            await self.send(SendItems(items))
+        self._calls.resume(snapshot)
+
+    # --- events and commands ----------------------------------------------------------------------
+
+    def __aiter__(self) -> EventQueue:
+        if self._phase is Phase.NEW:
+            raise self._closed()
+        return self._queue
+
+    async def send_message(self, message: Content) -> None:
+        """Send a message of the user, which the model answers.
+
+        A message that a guardrail with `parallel=False` refuses is not sent.
+        """
+        self._check_open()
+        content = _parts_of(message)
+        text = "\n".join(part["text"] for part in content if part["type"] == "input_text")
+        if await self._guarding.allows(text):
+            self._guarding.said(text, None)
+            await self.send(SendMessage(content))
+
+    async def send_audio(self, data: bytes, *, commit: bool = False) -> None:
+        """Send a piece of what the user says. `commit` ends the turn where no server detects it."""
+        self._check_open()
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidSetting("data", data, "bytes")
+        await self.send(SendAudio(bytes(data), commit))
+
+    async def interrupt(self) -> None:
+        """Stop the answer that is being made, and the audio that is being played."""
+        self._check_open()
+        await self.send(Interrupt())
+
+    async def update_agent(self, agent: Agent) -> None:
+        """Have the model work as another agent, and return once it has accepted that.
+
+        Raises RealtimeRefused, or InvalidSetting for what a realtime model cannot honour; the agent
+        is the same as before then. A cancel of the caller does not cut the change half-way.
+        """
+        self._check_open()
+        if not isinstance(agent, Agent):
+            raise InvalidSetting("agent", agent, "an Agent")
+        assert self._transitions is not None
+        await self._owned(self._transitions.update(agent), "update of the agent")
+
+    async def approve_tool_call(self, call_id: str, *, always: bool = False) -> None:
+        """Have a waiting call made; with `always` also all other calls of its tool by its agent.
+
+        Raises UnknownCall if no such call waits.
+        """
+        self._check_open()
+        self._calls.approve(call_id, always=always)
+
+    async def reject_tool_call(
+        self, call_id: str, *, always: bool = False, message: str | None = None
+    ) -> None:
+        """Refuse a waiting call; the message is for the model. Raises UnknownCall."""
+        self._check_open()
+        self._calls.reject(call_id, always=always, message=message)
+
+    # --- closing ----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Release everything. It may be called from anywhere, by several at once, and repeatedly.
+
+        All steps of the cleanup are tried; the first error is raised, and another `close()` makes
+        the steps again that have failed. A cancel of the caller does not stop the cleanup, and
+        another `close()` waits for its end. A task of the session, such as a tool, is cancelled by
+        the close that it asks for.
+        """
+        if self._phase is not Phase.CLOSED:
+            closing = self._begin_close()
+            await asyncio.wait({closing})
+            if (error := closing.result()) is not None:
+                raise error
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+        else:
+            await self._close_after(error)
+
+    async def _close_after(self, error: BaseException) -> None:
+        """Close because of an error, which is the one that the caller is to see."""
+        try:
+            await self.close()
+        except Exception as other:  # noqa: BLE001  the error gets a note of it
+            error.add_note(f"closing the session failed, too: {reason_of(other)}")
+
+    def _close_in_background(self, error: Exception | None) -> None:
+        """Close; iterators raise the error, or end as usual if there is none."""
+        if self.is_open:
+            self._begin_close(error).add_done_callback(_log_failure)
+
+    def _begin_close(self, error: Exception | None = None) -> asyncio.Task[BaseException | None]:
+        """The cleanup, which may run already. From now on nothing is heard, sent or started."""
+        if self._phase is not Phase.CLOSING or self._closing is None:
+            self._move(Move.CLOSE)
+            self._failure = self._failure or error
+            self._closing = asyncio.create_task(
+                self._release(), name="closing of a realtime session", context=self._entered_in
+            )
+            self._queue.close(self._failure)
+            if self._model is not None:
+                self._model.remove_listener(self._listener)
+        return self._closing
+
+    async def _release(self) -> BaseException | None:
+        error = await self._cleanup.run()
+        self._move(Move.RELEASED if error is None else Move.RELEASE_FAILED)
+        return error
+
+    async def _end_tasks(self) -> None:
+        await self._tasks.end(self._config.close_timeout_s)
+
+    async def _end_calls(self) -> None:
+        self.abandoned = self._calls.end(self._config.open_approvals)
+
+    async def _disconnect(self) -> None:
+        await self.model.close()
+
+    async def _flush(self) -> None:
+        self._writer.add(self._log.take_final(at_end=True))
+        await self._writer.flush()
+
+    # --- what the parts of the session may do (SessionHost) ---------------------------------------
+
+    @property
+    def snapshot(self) -> AgentSnapshot:
+        if self._transitions is None:
+            raise self._closed()
+        return self._transitions.current
+
+    @property
+    def is_open(self) -> bool:
+        return self._phase in ACTIVE
+
+    def emit(self, event: RealtimeEvent) -> None:
+        """Show an event; may be called in any thread, as tools are."""
+        put: Callable[[Any], None] = self._queue.put
+        if isinstance(event, RealtimeToolUpdate):
+            put = self._queue.put_droppable
+        if self._loop is None or threading.get_ident() == self._thread:
+            put(event)
+        else:
+            self._loop.call_soon_threadsafe(put, event)
+
+    async def send(self, command: Command) -> None:
+        if not await self.send_if(command, _always):
+            raise self._closed()
+
+    async def send_if(self, command: Command, condition: Callable[[], bool]) -> bool:
+        if not self.is_open:
+            return False
+        with self._queue.without_pause():
+            return await self.model.send_event_if(command, lambda: self.is_open and condition())
+
+    def start(self, work: Coroutine[Any, Any, None], about: str) -> asyncio.Task[None]:
+        self._check_active(work)
+        return self._tasks.start(work, about, self._entered_in)
+
+    def fail(self, error: Exception) -> None:
+        self._close_in_background(error)
+
+    async def hand_over(self, to: Agent, of: AgentSnapshot) -> None:
+        assert self._transitions is not None
+        await self._owned(self._transitions.hand_over(to, of), "handoff")
+
+    # --- small parts ------------------------------------------------------------------------------
+
+    async def _owned(self, work: Coroutine[Any, Any, None], about: str) -> None:
+        """Do this in a task of the session, which a cancel of the caller does not cut."""
+        task = await self._finished(work, about)
+        if task.cancelled():
+            raise self._closed()
+        task.result()
+
+    async def _finished(self, work: Coroutine[Any, Any, T], about: str) -> asyncio.Task[T]:
+        self._check_active(work)
+        return await self._tasks.finished(work, about, self._entered_in)
+
+    def _add_usage(self, agent: AgentId, spent: Spent) -> None:
+        self._state = self._state.with_usage(agent, spent)
+        self.context.usage = self._state.total_usage()
+
+    def _record(self, item: Item) -> None:
+        self._listener.made(item)
+
+    def _report(self, error: Exception) -> None:
+        self.emit(RealtimeErrorEvent(error))
+
+    def _move(self, move: Move) -> None:
+        after = moved(self._phase, move)
+        if after is None:
+            raise self._closed()
+        self._phase = after
+
+    def _check_open(self) -> None:
+        if self._phase is not Phase.OPEN:
+            raise self._closed()
+
+    def _check_active(self, work: Coroutine[Any, Any, Any]) -> None:
+        if not self.is_open:
+            work.close()
+            raise self._closed()
+
+    def _closed(self) -> RealtimeClosed:
+        """The error of whatever the phase does not allow."""
+        error = RealtimeClosed(self._phase.value)
+        error.__cause__ = self._failure
+        return error
+
+
+def _always() -> bool:
+    return True
+
+
+def _first_state(agent: AgentId) -> RunState:
+    run_id = str(uuid4())
+    return RunState(run_id=run_id, start_agent=agent, agent=agent, max_turns=DEFAULT_MAX_TURNS)
+
+
+def _parts_of(message: Content) -> tuple[Mapping[str, Any], ...]:
+    """The parts of a message, checked as far as this side knows them."""
+    given: Any = message
+    if isinstance(given, Mapping):
+        is_of_user = given.get("type", "message") == "message" and given.get("role") == "user"
+        given = given.get("content") if is_of_user else None
+    if isinstance(given, str):
+        given = [{"type": "input_text", "text": given}]
+    is_list = isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
+    if not (is_list and given and all(map(_is_part, given))):
+        must = "a text, parts such as {'type': 'input_text', 'text': …}, or a message of the user"
+        raise InvalidSetting("message", message, must)
+    return tuple(given)
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    return isinstance(kind, str) and (kind != "input_text" or isinstance(part.get("text"), str))
+
+
+def _log_failure(closing: asyncio.Task[BaseException | None]) -> None:
+    if not closing.cancelled() and (error := closing.result()) is not None:
+        _log.warning("Closing a realtime session failed; close() tries again: %s", reason_of(error))

@@ -15,18 +15,15 @@ A session is entered, used and closed; `lifecycle.py` has its phases.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextvars import Context, copy_context
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from uuid import uuid4
 
 from msgspec.structs import replace
 
-from capsule_tasks.errors import InvalidSetting, RealtimeClosed
-from capsule_tasks.errors.base import reason_of
+from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.realtime.conversation.log import ConversationLog
 from capsule_tasks.realtime.conversation.saving import HistoryWriter
 from capsule_tasks.realtime.events import RealtimeErrorEvent, RealtimeEvent, RealtimeToolUpdate
@@ -42,7 +39,8 @@ from capsule_tasks.realtime.model import (
 )
 from capsule_tasks.realtime.responses import Responses
 from capsule_tasks.realtime.session.event_queue import EventQueue
-from capsule_tasks.realtime.session.lifecycle import ACTIVE, Move, Phase, moved
+from capsule_tasks.realtime.session.life import SessionLife
+from capsule_tasks.realtime.session.lifecycle import Phase
 from capsule_tasks.realtime.session.listening import ModelListener
 from capsule_tasks.realtime.session.releasing import Cleanup, OwnedTasks
 from capsule_tasks.realtime.session.transitions import Transitions, snapshot_of
@@ -58,12 +56,8 @@ from capsule_tasks.runs.identity import AgentId
 from capsule_tasks.runs.records import Item, Spent
 from capsule_tasks.runs.state import RunState
 
-T = TypeVar("T")
-
 Content = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A message: its text, its parts, or a message item of the user."""
-
-_log = logging.getLogger(__name__)
 
 
 class RealtimeSession:
@@ -98,6 +92,8 @@ class RealtimeSession:
         )
         self._run = RunSetup(book, RunConfig(), self.context, begun.max_turns)
         self._make_model = make_model
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._config = config
         self._model_config = model_config
         self._model: RealtimeModel | None = None
@@ -122,22 +118,17 @@ class RealtimeSession:
             shows_raw_events=config.raw_model_events,
             shows_server_events=config.raw_server_events,
             on_spent=self._add_usage,
-            on_end=self._close_in_background,
+            on_end=self._end,
         )
 
-        self._phase = Phase.NEW
-        self._failure: Exception | None = None
-        self._entered_in: Context | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
         self._tasks = OwnedTasks(self._report)
         self._cleanup = Cleanup(
             tasks=self._end_tasks,
             calls=self._end_calls,
             connection=self._disconnect,
-            history=self._flush,
+            history=self._store_rest,
         )
-        self._closing: asyncio.Task[BaseException | None] | None = None
+        self._life = SessionLife(self._tasks, self._cleanup, self._on_close)
 
     # --- what it is and has -----------------------------------------------------------------------
 
@@ -150,7 +141,7 @@ class RealtimeSession:
     def model(self) -> RealtimeModel:
         """The model of the session, once it is entered."""
         if self._model is None:
-            raise self._closed()
+            raise self._life.closed()
         return self._model
 
     @property
@@ -179,22 +170,11 @@ class RealtimeSession:
 
     async def __aenter__(self) -> Self:
         """Resolve the agent, read the history, and connect. A failure leaves nothing behind."""
-        self._move(Move.ENTER)
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._entered_in = copy_context()
-        self._cleanup.add("tasks", "history")
-        try:
-            opening = await self._finished(self._open(), "opening of a realtime session")
-            if opening.cancelled():  # by a close, or by the failure of the connection
-                raise self._failure or self._closed()  # noqa: TRY301
-            opening.result()
-            self._move(Move.CONNECTED)
-        except BaseException as error:
-            await self._close_after(error)
-            raise
+        await self._life.open(self._open(), "tasks", "history")
         return self
 
     async def _open(self) -> None:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         over = self._model_config.settings.over(self._config.settings)
         snapshot = await snapshot_of(self._first_agent, self._run, over)
         self._transitions = Transitions(self, snapshot, over)
@@ -216,8 +196,8 @@ class RealtimeSession:
     # --- events and commands ----------------------------------------------------------------------
 
     def __aiter__(self) -> EventQueue:
-        if self._phase is Phase.NEW:
-            raise self._closed()
+        if self._life.phase is Phase.NEW:
+            raise self._life.closed()
         return self._queue
 
     async def send_message(self, message: Content) -> None:
@@ -225,23 +205,25 @@ class RealtimeSession:
 
         A message that a guardrail with `parallel=False` refuses is not sent.
         """
-        self._check_open()
+        self._life.check_open()
         content = _parts_of(message)
         text = "\n".join(part["text"] for part in content if part["type"] == "input_text")
         if await self._guarding.allows(text):
             self._guarding.said(text, None)
             await self.send(SendMessage(content))
 
-    async def send_audio(self, data: bytes, *, commit: bool = False) -> None:
+    async def send_audio(
+        self, data: bytes | bytearray | memoryview, *, commit: bool = False
+    ) -> None:
         """Send a piece of what the user says. `commit` ends the turn where no server detects it."""
-        self._check_open()
+        self._life.check_open()
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidSetting("data", data, "bytes")
         await self.send(SendAudio(bytes(data), commit))
 
     async def interrupt(self) -> None:
         """Stop the answer that is being made, and the audio that is being played."""
-        self._check_open()
+        self._life.check_open()
         await self.send(Interrupt())
 
     async def update_agent(self, agent: Agent) -> None:
@@ -250,25 +232,25 @@ class RealtimeSession:
         Raises RealtimeRefused, or InvalidSetting for what a realtime model cannot honour; the agent
         is the same as before then. A cancel of the caller does not cut the change half-way.
         """
-        self._check_open()
+        self._life.check_open()
         if not isinstance(agent, Agent):
             raise InvalidSetting("agent", agent, "an Agent")
         assert self._transitions is not None
-        await self._owned(self._transitions.update(agent), "update of the agent")
+        await self._life.do(self._transitions.update(agent), "update of the agent")
 
     async def approve_tool_call(self, call_id: str, *, always: bool = False) -> None:
         """Have a waiting call made; with `always` also all other calls of its tool by its agent.
 
         Raises UnknownCall if no such call waits.
         """
-        self._check_open()
+        self._life.check_open()
         self._calls.approve(call_id, always=always)
 
     async def reject_tool_call(
         self, call_id: str, *, always: bool = False, message: str | None = None
     ) -> None:
         """Refuse a waiting call; the message is for the model. Raises UnknownCall."""
-        self._check_open()
+        self._life.check_open()
         self._calls.reject(call_id, always=always, message=message)
 
     # --- closing ----------------------------------------------------------------------------------
@@ -281,11 +263,7 @@ class RealtimeSession:
         another `close()` waits for its end. A task of the session, such as a tool, is cancelled by
         the close that it asks for.
         """
-        if self._phase is not Phase.CLOSED:
-            closing = self._begin_close()
-            await asyncio.wait({closing})
-            if (error := closing.result()) is not None:
-                raise error
+        await self._life.close()
 
     async def __aexit__(
         self,
@@ -296,37 +274,15 @@ class RealtimeSession:
         if error is None:
             await self.close()
         else:
-            await self._close_after(error)
+            await self._life.close_after(error)
 
-    async def _close_after(self, error: BaseException) -> None:
-        """Close because of an error, which is the one that the caller is to see."""
-        try:
-            await self.close()
-        except Exception as other:  # noqa: BLE001  the error gets a note of it
-            error.add_note(f"closing the session failed, too: {reason_of(other)}")
+    def _on_close(self, failure: Exception | None) -> None:
+        """Hear nothing any more, and let those who iterate come to the end."""
+        self._queue.close(failure)
+        if self._model is not None:
+            self._model.remove_listener(self._listener)
 
-    def _close_in_background(self, error: Exception | None) -> None:
-        """Close; iterators raise the error, or end as usual if there is none."""
-        if self.is_open:
-            self._begin_close(error).add_done_callback(_log_failure)
-
-    def _begin_close(self, error: Exception | None = None) -> asyncio.Task[BaseException | None]:
-        """The cleanup, which may run already. From now on nothing is heard, sent or started."""
-        if self._phase is not Phase.CLOSING or self._closing is None:
-            self._move(Move.CLOSE)
-            self._failure = self._failure or error
-            self._closing = asyncio.create_task(
-                self._release(), name="closing of a realtime session", context=self._entered_in
-            )
-            self._queue.close(self._failure)
-            if self._model is not None:
-                self._model.remove_listener(self._listener)
-        return self._closing
-
-    async def _release(self) -> BaseException | None:
-        error = await self._cleanup.run()
-        self._move(Move.RELEASED if error is None else Move.RELEASE_FAILED)
-        return error
+    # The steps of the cleanup, in their order. Each is made until it has succeeded once.
 
     async def _end_tasks(self) -> None:
         await self._tasks.end(self._config.close_timeout_s)
@@ -337,7 +293,7 @@ class RealtimeSession:
     async def _disconnect(self) -> None:
         await self.model.close()
 
-    async def _flush(self) -> None:
+    async def _store_rest(self) -> None:
         self._writer.add(self._log.take_final(at_end=True))
         await self._writer.flush()
 
@@ -346,12 +302,12 @@ class RealtimeSession:
     @property
     def snapshot(self) -> AgentSnapshot:
         if self._transitions is None:
-            raise self._closed()
+            raise self._life.closed()
         return self._transitions.current
 
     @property
     def is_open(self) -> bool:
-        return self._phase in ACTIVE
+        return self._life.is_active
 
     def emit(self, event: RealtimeEvent) -> None:
         """Show an event; may be called in any thread, as tools are."""
@@ -365,7 +321,7 @@ class RealtimeSession:
 
     async def send(self, command: Command) -> None:
         if not await self.send_if(command, _always):
-            raise self._closed()
+            raise self._life.closed()
 
     async def send_if(self, command: Command, condition: Callable[[], bool]) -> bool:
         if not self.is_open:
@@ -374,28 +330,19 @@ class RealtimeSession:
             return await self.model.send_event_if(command, lambda: self.is_open and condition())
 
     def start(self, work: Coroutine[Any, Any, None], about: str) -> asyncio.Task[None]:
-        self._check_active(work)
-        return self._tasks.start(work, about, self._entered_in)
+        return self._life.start(work, about)
 
     def fail(self, error: Exception) -> None:
-        self._close_in_background(error)
+        self._life.end(error)
 
     async def hand_over(self, to: Agent, of: AgentSnapshot) -> None:
         assert self._transitions is not None
-        await self._owned(self._transitions.hand_over(to, of), "handoff")
+        await self._life.do(self._transitions.hand_over(to, of), "handoff")
 
-    # --- small parts ------------------------------------------------------------------------------
+    # --- what the parts of the session tell it ----------------------------------------------------
 
-    async def _owned(self, work: Coroutine[Any, Any, None], about: str) -> None:
-        """Do this in a task of the session, which a cancel of the caller does not cut."""
-        task = await self._finished(work, about)
-        if task.cancelled():
-            raise self._closed()
-        task.result()
-
-    async def _finished(self, work: Coroutine[Any, Any, T], about: str) -> asyncio.Task[T]:
-        self._check_active(work)
-        return await self._tasks.finished(work, about, self._entered_in)
+    def _end(self, failure: Exception | None) -> None:
+        self._life.end(failure)
 
     def _add_usage(self, agent: AgentId, spent: Spent) -> None:
         self._state = self._state.with_usage(agent, spent)
@@ -406,27 +353,6 @@ class RealtimeSession:
 
     def _report(self, error: Exception) -> None:
         self.emit(RealtimeErrorEvent(error))
-
-    def _move(self, move: Move) -> None:
-        after = moved(self._phase, move)
-        if after is None:
-            raise self._closed()
-        self._phase = after
-
-    def _check_open(self) -> None:
-        if self._phase is not Phase.OPEN:
-            raise self._closed()
-
-    def _check_active(self, work: Coroutine[Any, Any, Any]) -> None:
-        if not self.is_open:
-            work.close()
-            raise self._closed()
-
-    def _closed(self) -> RealtimeClosed:
-        """The error of whatever the phase does not allow."""
-        error = RealtimeClosed(self._phase.value)
-        error.__cause__ = self._failure
-        return error
 
 
 def _always() -> bool:
@@ -444,9 +370,9 @@ def _parts_of(message: Content) -> tuple[Mapping[str, Any], ...]:
     if isinstance(given, Mapping):
         is_of_user = given.get("type", "message") == "message" and given.get("role") == "user"
         given = given.get("content") if is_of_user else None
-    if isinstance(given, str):
+    if isinstance(given, str) and given:
         given = [{"type": "input_text", "text": given}]
-    is_list = isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
     if not (is_list and given and all(map(_is_part, given))):
         must = "a text, parts such as {'type': 'input_text', 'text': …}, or a message of the user"
         raise InvalidSetting("message", message, must)
@@ -458,8 +384,3 @@ def _is_part(part: object) -> bool:
         return False
     kind = part.get("type")
     return isinstance(kind, str) and (kind != "input_text" or isinstance(part.get("text"), str))
-
-
-def _log_failure(closing: asyncio.Task[BaseException | None]) -> None:
-    if not closing.cancelled() and (error := closing.result()) is not None:
-        _log.warning("Closing a realtime session failed; close() tries again: %s", reason_of(error))

@@ -3,7 +3,8 @@
 The server tells of an item in pieces and out of order: the item is announced, its text grows, its
 transcript comes after the answer to it, an interruption takes back what nobody heard. The log keeps
 the latest version of each item in the order of the conversation. An item is handed out for the
-history once, when it and all items before it are final.
+history once, when it and all items before it are final. An answer is final when it is made, long
+before it is played: if it is interrupted later, a correction is handed out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import takewhile
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from capsule_tasks.realtime.conversation.versions import Cut, merged, stored, text_field
+from capsule_tasks.realtime.conversation.versions import Correction, Cut, merged, stored, text_field
 from capsule_tasks.realtime.model import (
     AudioInterrupted,
     InputTranscribed,
@@ -133,6 +134,7 @@ class ConversationLog:
         """Those that wait for the server, or for the end of a response."""
         self._unheard: dict[_Entry, None] = {}
         """Those that wait for a transcript."""
+        self._corrections: list[Correction] = []
         self._count = 0
         self.last_added: Item = {}
         """The item that was added last."""
@@ -185,6 +187,11 @@ class ConversationLog:
             if (item := stored(entry.whole(), entry.cuts)) is not None:
                 found.append(item)
         return items_of_reply(found)
+
+    def take_corrections(self) -> list[Correction]:
+        """What the history has otherwise, of items that were handed out; each handed out once."""
+        found, self._corrections = self._corrections, []
+        return found
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -257,8 +264,13 @@ class ConversationLog:
         entry = self._by_id.get(event.item_id)
         if entry is None or event.played_ms is None:
             return None
-        is_cut = entry.cut(event.content_index, event.played_ms, event.total_ms)
-        return "updated" if is_cut else None
+        before = stored(entry.whole(), entry.cuts)
+        if not entry.cut(event.content_index, event.played_ms, event.total_ms):
+            return None
+        is_handed_out = entry not in self._waiting and entry.stage != "loaded"
+        if is_handed_out and before is not None:
+            self._corrections.append(Correction(before, stored(entry.whole(), entry.cuts)))
+        return "updated"
 
     def _item_deleted(self, event: ItemDeleted) -> Change:
         self._deleted.add(event.item_id)

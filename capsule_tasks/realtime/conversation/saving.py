@@ -12,12 +12,16 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from capsule_tasks.errors import InvalidSetting, ItemNotStorable, ItemTooLarge
+from capsule_tasks.realtime.conversation.versions import Correction
 from capsule_tasks.runs.conversation import Conversation, View, conversation_of
+from capsule_tasks.runs.items import digest
 from capsule_tasks.runs.preparing import prepare_input_with_session
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState
 from capsule_tasks.storage.awaiting import to_the_end
 
+CORRECTABLE = 50
+"""How many of the latest items an interruption may correct."""
 OPERATION_KNOWN_S = 300.0
 """How long a repeat of a write is surely known to Redis, which remembers for ten minutes."""
 
@@ -48,6 +52,9 @@ class HistoryWriter:
         """What is stored of the conversation, without the items."""
         self._held: list[Item] = []
         """Items that are not stored."""
+        self._corrections: list[Correction] = []
+        self._recent: list[Item] = []
+        """The latest items that were stored, among which an item can be corrected."""
         self._refused: list[Item] = []
         """Items that the history does not take; others are stored without them."""
         self._refusal: Exception | None = None
@@ -72,11 +79,16 @@ class HistoryWriter:
 
     def add(self, items: Sequence[Item]) -> None:
         """Store items after those that were added before, soon."""
-        if not items:
-            return
         self._held += items
-        if self._history is not None and self._task is None:
-            self._task = asyncio.ensure_future(self._write_in_background(self._history))
+        self._start()
+
+    def correct(self, corrections: Sequence[Correction]) -> None:
+        """Put corrected items in the place of stored ones, soon.
+
+        Histories that cannot replace items keep what they have.
+        """
+        self._corrections += corrections
+        self._start()
 
     async def flush(self) -> None:
         """Wait until all items are stored. Raises the error if that fails; it may be repeated.
@@ -99,6 +111,14 @@ class HistoryWriter:
 
     # --- writing ----------------------------------------------------------------------------------
 
+    def _start(self) -> None:
+        if self._history is None:
+            for correction in self._corrections:
+                _replace(self._held, correction)
+            self._corrections.clear()
+        elif self._task is None and (self._held or self._corrections):
+            self._task = asyncio.ensure_future(self._write_in_background(self._history))
+
     async def _write_in_background(self, history: _Awaited) -> None:
         refused_before = len(self._refused)
         try:
@@ -117,7 +137,7 @@ class HistoryWriter:
             await asyncio.wait({self._task})
         self._held, self._refused = [*self._held, *self._refused], []
         self._refusal = None
-        while self._held:
+        while self._held or self._corrections:
             self._task = asyncio.ensure_future(self._write(history))
             try:
                 await self._task
@@ -127,8 +147,11 @@ class HistoryWriter:
             raise self._refusal
 
     async def _write(self, history: _Awaited) -> None:
-        """Write the held items, and those that are added meanwhile."""
-        while self._held:
+        """Write the held items, and those that are added meanwhile; then correct stored ones."""
+        while self._held or self._corrections:
+            if not self._held:
+                await self._correct(history)
+                continue
             if self._batch is None:
                 self._batch = _Batch(list(self._held), uuid4().hex, time.monotonic())
             batch = self._batch
@@ -143,7 +166,33 @@ class HistoryWriter:
                 continue
             self._batch, self._is_failing = None, False
             del self._held[: len(batch.items)]
+            self._recent = [*self._recent, *batch.items][-CORRECTABLE:]
             self._conversation = replace(self._conversation, new=tuple(batch.items)).stored()
+
+    async def _correct(self, history: _Awaited) -> None:
+        correction, recent = self._corrections[0], list(self._recent)
+        if _replace(recent, correction) and await history.correct(correction):
+            before = self._conversation
+            count = before.stored_items + len(recent) - len(self._recent)
+            first = digest(recent[0]) if recent else None
+            self._recent = recent
+            self._conversation = replace(
+                before,
+                stored_items=count,
+                first_item=first if count == len(recent) else before.first_item,
+                last_item=digest(recent[-1]) if recent else None,
+            )
+        self._is_failing = False
+        del self._corrections[0]
+
+
+def _replace(items: list[Item], correction: Correction) -> bool:
+    """Correct the latest such item, if there is one."""
+    for at in range(len(items) - 1, -1, -1):
+        if items[at] == correction.stored:
+            items[at : at + 1] = [] if correction.now is None else [correction.now]
+            return True
+    return False
 
 
 class _Awaited:
@@ -172,6 +221,18 @@ class _Awaited:
             await _called(self._history.add_items, batch.items, operation_id=batch.operation_id)
         else:
             await _called(self._history.add_items, batch.items)
+
+    async def correct(self, correction: Correction) -> bool:
+        """Replace an item in one step, if it is still there; whether the history can do that."""
+        if not (hasattr(self._history, "read") and hasattr(self._history, "replace")):
+            return False
+        for limit in (2, 2 * CORRECTABLE):
+            snapshot = await _called(self._history.read, limit)
+            items = list(snapshot.items)
+            if _replace(items, correction):
+                await _called(self._history.replace, snapshot.version, items)
+                break
+        return True
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,13 @@ LONGEST_WORD = 30
 _NOT_STORED = frozenset(("id", "object", "status"))
 """Servers of other APIs refuse the ids of a realtime server. A status is stored only if the item is
 incomplete."""
+
+
+class Correction(NamedTuple):
+    """An item that was stored, and what it says now; None if nothing of it was heard."""
+
+    stored: Item
+    now: Item | None
 
 
 class Cut(msgspec.Struct, frozen=True):

@@ -141,6 +141,8 @@ class ModelListener:
             self.queue.put(RealtimeHistoryUpdated(self.log.items))
         if final := self.log.take_final():
             self.writer.add(final)
+        if corrections := self.log.take_corrections():
+            self.writer.correct(corrections)
         return change
 
     def _item_changed(self, event: ItemChanged) -> None:

@@ -12,9 +12,13 @@ import pytest
 from capsule_tasks import Agent, History, Runner, SyncHistory
 from capsule_tasks.errors import HistoryFull, StorageUnavailable
 from capsule_tasks.realtime.conversation import ConversationLog, HistoryWriter
+from capsule_tasks.realtime.conversation.versions import Correction
 from capsule_tasks.realtime.model import InputTranscribed, ItemChanged, ItemTruncated
 from capsule_tasks.runs import AgentId, RunState
+from capsule_tasks.runs.items import digest
+from capsule_tasks.runs.records import Item
 from capsule_tasks.settings import HistorySettings
+from capsule_tasks.storage.awaiting import result_of
 from capsule_tasks.testing.models import ScriptedModel
 from capsule_tasks.testing.servers import PrivateServer, free_port
 from tests.cutting_proxy import CuttingProxy
@@ -35,6 +39,15 @@ async def until_written(writer: Any) -> None:
     """Wait for the write in the background, whether it fails or not."""
     while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and writer:
         await asyncio.wait(tasks)
+
+
+async def stored(history: Any) -> list[Item]:
+    items: list[Item] = await result_of(history.get_items())
+    return items
+
+
+async def closed(history: Any) -> None:
+    await result_of(history.close())
 
 
 async def test_a_lost_reply_stores_nothing_twice(proxy: CuttingProxy) -> None:
@@ -74,6 +87,37 @@ async def test_items_wait_for_a_server_that_comes_back(tmp_path: Path) -> None:
             await writer.flush()
             assert await history.get_items() == [A, B, C]
     assert len(reported) == 1
+
+
+@pytest.mark.parametrize("kind", [History, SyncHistory])
+async def test_an_answer_is_corrected_in_one_step_whatever_was_stored_after_it(
+    proxy: CuttingProxy, kind: type[History]
+) -> None:
+    history = kind("s1", proxy.url, settings=own_settings(ONCE))
+    writer = HistoryWriter(history, None, lambda _: None)
+    writer.add([A, B])
+    await writer.flush()
+    assert await stored(history) == [A, B]
+    for correction, proxied, wanted in (
+        (Correction(B, C), [], [A, C]),
+        (Correction(C, B), ["pass", "after"], [A, B]),
+        (Correction(A, C), ["before"], [C, B]),
+        (Correction(B, None), [], [C]),
+        (Correction(B, A), [], [C]),
+    ):
+        proxy.plan(proxied)
+        writer.correct([correction])
+        await writer.flush() if not proxied else await until_written(writer)
+        await writer.flush()
+        assert await stored(history) == wanted
+        state = writer.in_state(STATE)
+        ends = [digest(wanted[0]), digest(wanted[-1])]
+        assert [state.first_item, state.last_item] == ends
+        assert state.stored_items == len(wanted)
+    writer.correct([Correction(C, None)])
+    await writer.flush()
+    assert writer.in_state(STATE) == STATE
+    await closed(history)
 
 
 async def test_a_full_history_says_so_until_there_is_room(valkey_url: str) -> None:
@@ -129,6 +173,4 @@ async def test_runs_and_realtime_sessions_go_on_with_each_others_history(
     assert not any(str(item.get("id")).startswith("item_") or "object" in item for item in sent)
     again = HistoryWriter(history, writer.in_state(STATE), lambda _: None)
     assert len(await again.begin()) == 8
-    closing = history.close()  # type: ignore[func-returns-value]
-    if closing is not None:
-        await closing
+    await closed(history)

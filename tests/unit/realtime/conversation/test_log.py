@@ -257,6 +257,21 @@ def test_an_answer_that_was_heard_to_its_end_is_whole(played_ms: int | None) -> 
     assert log.take_final() == [kept("assistant", SAID)]
 
 
+def test_an_answer_that_is_interrupted_after_it_was_handed_out_is_corrected() -> None:
+    log = log_of(done(answer("a1", SAID)))
+    assert log.take_final() == [kept("assistant", SAID)]
+    half = kept("assistant", "one two", status="incomplete")
+    log.apply(AudioInterrupted("a1", 0, 500, 1000))
+    log.apply(ItemTruncated("a1", 0, 500, 1000))
+    assert log.take_corrections() == [(kept("assistant", SAID), half)]
+    log.apply(ItemTruncated("a1", 0, 0, 1000))
+    assert log.take_corrections() == [(half, None)]
+    log = log_of(done(answer("a1", SAID)), AudioInterrupted("a1", 0, 500, 1000))
+    told = log.load([kept("assistant", SAID)])
+    log.apply(ItemTruncated(told[0]["id"], 0, 500, 1000))
+    assert log.take_corrections() == []
+
+
 def test_audio_without_a_transcript_that_was_heard_in_part_is_stored() -> None:
     log = log_of(ItemChanged(begun("a1")), AudioInterrupted("a1", 0, 500, 1000))
     heard = kept("assistant", WITHOUT_TRANSCRIPT, status="incomplete")

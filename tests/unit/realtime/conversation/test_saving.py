@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from capsule_tasks.errors import InvalidRunState, InvalidSetting, ItemTooLarge, StorageUnavailable
 from capsule_tasks.realtime.conversation import HistoryWriter, saving
+from capsule_tasks.realtime.conversation.versions import Correction
 from capsule_tasks.runs import AgentId, PendingCall, RunState, ServerConversation
 from capsule_tasks.runs.conversation import conversation_of
 from capsule_tasks.runs.identity import ToolKey
+from capsule_tasks.runs.items import digest
 from capsule_tasks.runs.records import Item
 
 Fault = Literal["", "before", "after"]
@@ -203,6 +205,23 @@ async def test_an_item_that_the_history_refuses_holds_up_no_other() -> None:
             await writer.flush()
     assert history.items == [A, B, C]
     assert writer.in_state(state_of()).held_items == [large]
+
+
+async def test_a_history_that_cannot_replace_items_keeps_what_it_has() -> None:
+    history = ListHistory()
+    writer = writer_of(history)
+    writer.add([A, B])
+    writer.correct([Correction(B, C)])
+    await writer.flush()
+    assert history.items == [A, B]
+    assert writer.in_state(state_of()).last_item == digest(B)
+
+
+async def test_items_of_the_state_are_corrected() -> None:
+    writer = writer_of(None)
+    writer.add([A, B, C, B])
+    writer.correct([Correction(B, D), Correction(C, None), Correction({"role": "x"}, None)])
+    assert writer.in_state(state_of()).held_items == [A, B, D]
 
 
 async def test_a_cancel_of_flush_waits_for_the_write() -> None:

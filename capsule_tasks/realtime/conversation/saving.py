@@ -79,8 +79,9 @@ class HistoryWriter:
 
     def add(self, items: Sequence[Item]) -> None:
         """Store items after those that were added before, soon."""
-        self._held += items
-        self._start()
+        if items:
+            self._held += items
+            self._start()
 
     def correct(self, corrections: Sequence[Correction]) -> None:
         """Put corrected items in the place of stored ones, soon.

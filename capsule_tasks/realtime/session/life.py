@@ -106,6 +106,9 @@ class SessionLife:
         """Wait for the cleanup that runs, or for a new one, and raise the first error of it."""
         if self.phase is not Phase.CLOSED:
             closing = self._begin_close(None)
+            if self._tasks.are_ended_here():
+                # As in the `finally` block of a tool: the cleanup waits for the end of this task.
+                raise asyncio.CancelledError
             # Not awaited itself: a cancel of the caller must not reach it.
             await asyncio.wait({closing})
             if (error := closing.result()) is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_owner: ContextVar[OwnedTasks | None] = ContextVar("_owner", default=None)
+"""Whose tasks the code runs in, also in tasks that these have started."""
 
 
 class OwnedTasks:
@@ -41,6 +44,11 @@ class OwnedTasks:
             raise
         return task
 
+    def are_ended_here(self) -> bool:
+        """Whether the code that asks is in one of these tasks, or below, and was cancelled."""
+        task = asyncio.current_task()
+        return _owner.get() is self and task is not None and task.cancelling() > 0
+
     async def end(self, timeout_s: float) -> None:
         """Cancel all tasks, and wait until they have ended; those that do not are logged."""
         if not self._tasks:
@@ -59,7 +67,8 @@ class OwnedTasks:
     def _created(
         self, work: Coroutine[Any, Any, T], about: str, context: Context | None
     ) -> asyncio.Task[T]:
-        own = None if context is None else context.copy()
+        own = copy_context() if context is None else context.copy()
+        own.run(_owner.set, self)
         task = asyncio.create_task(work, name=about, context=own)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -47,6 +47,10 @@ def _check_honoured(able: Abilities) -> None:
         if spec.hosted is not None:
             must = "a function or an agent: a realtime model runs no hosted tools"
             raise InvalidSetting(f"a tool of agent {agent.name!r}", spec.name, must)
+        if spec.namespace is not None:
+            must = "None: the calls of a realtime model name no namespace"
+            what = f"the namespace of tool {spec.name!r} of agent {agent.name!r}"
+            raise InvalidSetting(what, spec.namespace, must)
     if not able.output_type.is_text:
         must = "str: the answers of a realtime model are speech and text"
         raise InvalidSetting(f"output_type of agent {agent.name!r}", agent.output_type, must)

@@ -187,6 +187,28 @@ async def test_a_tool_that_closes_its_session_is_cancelled(model: FakeModel) -> 
     assert len(cancels) == 1
 
 
+@pytest.mark.parametrize("is_below", [False, True], ids=["in the task", "in a task below"])
+async def test_a_tool_that_closes_its_session_when_it_is_cancelled_holds_up_nothing(
+    model: FakeModel, caplog: pytest.LogCaptureFixture, is_below: bool
+) -> None:
+    stage = Stage(model)
+
+    async def work() -> None:
+        try:
+            await stage.gate()
+        finally:
+            await stage.session.close()
+
+    async def below() -> None:
+        await asyncio.gather(work())
+
+    stage.during = below if is_below else work
+    await stage.open_with_running_tool()
+    await stage.session.close()
+    stage.assert_released()
+    assert caplog.text == ""
+
+
 async def test_a_guardrail_that_closes_its_session_is_cancelled(model: FakeModel) -> None:
     ends: list[str] = []
 

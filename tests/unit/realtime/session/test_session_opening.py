@@ -136,6 +136,10 @@ REFUSED = [
         AGENT.clone(tools=[HostedTool({"type": "web_search"})]),
         "a tool of agent 'Support' = 'web_search'",
     ),
+    (
+        AGENT.clone(tools=[function_tool(name="look", namespace="crm")(lambda: None)]),
+        "the namespace of tool 'look' of agent 'Support' = 'crm'",
+    ),
     (AGENT.clone(output_type=int), "output_type of agent 'Support'"),
     (
         AGENT.clone(handoffs=[Handoff(Agent(name="Sales"), input_filter=only_last(1))]),

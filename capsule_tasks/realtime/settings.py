@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -52,6 +52,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         return msgspec.structs.replace(base, **given)
 
 
+@runtime_checkable
 class Playback(Protocol):
     """Knows how much audio was played to the user; `PlaybackTracker` is one."""
 

@@ -8,7 +8,7 @@ called with. `Checked` applies the same annotations there.
 # without `from __future__ import annotations` nothing has to be evaluated then.
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from operator import attrgetter
 from types import NoneType, UnionType
@@ -132,15 +132,15 @@ def rule_of(kind: Any) -> Rule:
         )
     if origin is Callable:
         return _function_of(None if args[0] is ... else len(args[0]))
-    if origin is dict:
+    if origin in {dict, Mapping}:
         key, item = map(rule_of, args)
         return Rule(
             lambda value: (
-                isinstance(value, dict)
+                isinstance(value, origin)
                 and all(map(key.allows, value))
                 and all(map(item.allows, value.values()))
             ),
-            f"a dict of {args[0].__name__} to {args[1].__name__}",
+            f"a {origin.__name__.lower()} of {args[0].__name__} to {args[1].__name__}",
         )
     return Rule(lambda value: kind is Any or _is(value, kind), f"of type {kind.__name__}")
 

@@ -282,6 +282,7 @@ class RealtimeServer:
         if error["code"] not in self._expected:
             text = f"the realtime server refused {message!r}: {error['message']} ({error['code']})"
             self._failures.append(AssertionError(text))
+        self.changed()
 
     def failed(self, error: Exception) -> None:
         self._failures.append(error)

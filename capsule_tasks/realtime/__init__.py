@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         RealtimeToolUpdate,
     )
     from capsule_tasks.realtime.model import RealtimeModel
+    from capsule_tasks.realtime.openai.websocket import OpenAIRealtime
+    from capsule_tasks.realtime.playback import PlaybackTracker
     from capsule_tasks.realtime.runner import RealtimeRunner
     from capsule_tasks.realtime.session.session import RealtimeSession
     from capsule_tasks.realtime.settings import (
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "OpenAIRealtime",
+    "PlaybackTracker",
     "RealtimeAgentEnd",
     "RealtimeAgentStart",
     "RealtimeAudio",
@@ -67,7 +71,15 @@ __all__ = [
     "RealtimeToolUpdate",
 ]
 
-_LOADED_LATER = ("settings", "events", "model", "session.session", "runner")
+_LOADED_LATER = (
+    "settings",
+    "events",
+    "model",
+    "playback",
+    "openai.websocket",
+    "session.session",
+    "runner",
+)
 
 
 def __getattr__(name: str) -> object:

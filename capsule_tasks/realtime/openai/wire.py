@@ -1,0 +1,166 @@
+"""The server's messages, as far as they are acted on (GA names of the Realtime API)."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from capsule_tasks.runs.records import Item, Spent
+
+
+class ServerMessage(msgspec.Struct, frozen=True):
+    """A message of the server, of which nothing follows if it is no more than that."""
+
+    kind: ClassVar[str]
+
+
+class AudioPiece(ServerMessage, frozen=True):
+    delta: bytes
+    response_id: str
+    item_id: str
+    content_index: int = 0
+
+
+class OfContent(ServerMessage, frozen=True):
+    """About a part of an item. Each kind has some of the fields."""
+
+    item_id: str
+    content_index: int = 0
+    response_id: str = ""
+    delta: str = ""
+    transcript: str | None = None
+    error: dict[str, Any] | None = None
+    audio_start_ms: int = 0
+    audio_end_ms: int = 0
+
+
+class OfItem(ServerMessage, frozen=True):
+    item: Item
+    previous_item_id: str | None = None
+    response_id: str | None = None
+
+
+class Response(msgspec.Struct, frozen=True):
+    id: str | None = None
+    status: str | None = None
+    status_details: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    conversation_id: str | UnsetType | None = UNSET
+    """None for a response that is not part of the conversation."""
+
+
+class OfResponse(ServerMessage, frozen=True):
+    response: Response
+
+
+class OfSession(ServerMessage, frozen=True):
+    session: dict[str, Any]
+
+
+class Error(msgspec.Struct, frozen=True):
+    message: str | None = None
+    type: str | None = None
+    code: str | None = None
+    event_id: str | None = None
+    """Of the client's message."""
+    param: str | None = None
+
+
+class OfError(ServerMessage, frozen=True):
+    error: Error
+
+
+# Each item is also told of by a message of the conversation, which has the item's place. So
+# `response.output_item.added` is ignored; `….done` says which response has called a tool.
+_SHAPES: dict[type[ServerMessage], str] = {
+    AudioPiece: "response.output_audio.delta",
+    OfContent: """
+        response.output_audio.done response.output_text.delta
+        response.output_audio_transcript.delta conversation.item.deleted
+        conversation.item.truncated conversation.item.input_audio_transcription.completed
+        conversation.item.input_audio_transcription.failed input_audio_buffer.speech_started
+        input_audio_buffer.timeout_triggered
+    """,
+    OfItem: """
+        conversation.item.added conversation.item.created conversation.item.done
+        conversation.item.retrieved response.output_item.done
+    """,
+    OfResponse: "response.created response.done",
+    OfSession: "session.created session.updated",
+    OfError: "error",
+    ServerMessage: """
+        conversation.created conversation.item.input_audio_transcription.delta
+        conversation.item.input_audio_transcription.segment input_audio_buffer.cleared
+        input_audio_buffer.committed input_audio_buffer.dtmf_event_received
+        input_audio_buffer.speech_stopped output_audio_buffer.cleared output_audio_buffer.started
+        output_audio_buffer.stopped rate_limits.updated response.content_part.added
+        response.content_part.done response.function_call_arguments.delta
+        response.function_call_arguments.done response.output_audio_transcript.done
+        response.output_item.added response.output_text.done
+    """,
+}
+
+
+def _kinds() -> dict[str, Any]:
+    kinds = {}
+    for shape, names in _SHAPES.items():
+        for kind in names.split():
+            kinds[kind] = msgspec.defstruct(
+                kind.replace(".", "_"),
+                [],
+                bases=(shape,),
+                namespace={"kind": kind},
+                tag_field="type",
+                tag=kind,
+                frozen=True,
+            )
+    return kinds
+
+
+class _Head(msgspec.Struct):
+    type: str
+
+
+_KINDS = _kinds()
+_decoder: msgspec.json.Decoder[ServerMessage] = msgspec.json.Decoder(reduce(or_, _KINDS.values()))
+_head = msgspec.json.Decoder(_Head)
+
+
+def decode(raw: bytes) -> ServerMessage | None:
+    """A message, or None if its type is not known. Raises msgspec.DecodeError."""
+    try:
+        return _decoder.decode(raw)
+    except msgspec.ValidationError:
+        if _head.decode(raw).type in _KINDS:
+            raise
+        return None
+
+
+def item_of(raw: Item, *, is_done: bool) -> Item:
+    """An item in the words of Responses: with a status, and without the data of audio."""
+    item = {name: value for name, value in raw.items() if value is not None and name != "object"}
+    item.setdefault("status", "completed" if is_done else "in_progress")
+    if item.get("type") == "message":
+        parts = (part for part in item.get("content") or () if isinstance(part, dict))
+        item["content"] = [{k: v for k, v in part.items() if k != "audio"} for part in parts]
+    elif item.get("type") == "function_call":
+        item = {"name": "", "arguments": "", "call_id": "", **item}
+    return item
+
+
+def spent_of(usage: dict[str, Any] | None) -> Spent | None:
+    if usage is None:
+        return None
+    of_input = usage.get("input_token_details") or {}
+    of_output = usage.get("output_token_details") or {}
+    return Spent(
+        requests=1,
+        input_tokens=usage.get("input_tokens") or 0,
+        cached_tokens=of_input.get("cached_tokens") or 0,
+        output_tokens=usage.get("output_tokens") or 0,
+        reasoning_tokens=of_output.get("reasoning_tokens") or 0,
+    )

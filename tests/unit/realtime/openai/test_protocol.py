@@ -1,0 +1,286 @@
+"""Messages of the server as events of the model."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from openai.types.realtime import RealtimeServerEvent
+
+from capsule_tasks.realtime.model import (
+    AudioDelta,
+    AudioDone,
+    InputTimedOut,
+    InputTranscribed,
+    ItemChanged,
+    ItemDeleted,
+    ModelErred,
+    ResponseEnded,
+    ResponseStarted,
+    ServerEvent,
+    TextDelta,
+    ToolCalled,
+)
+from capsule_tasks.realtime.openai.wire import _KINDS as KINDS
+from capsule_tasks.runs.records import Spent
+from tests.unit.realtime.openai.servers import Server
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+MESSAGE = {"id": "item_1", "type": "message", "role": "assistant"}
+CALL = {
+    "id": "item_2",
+    "object": "realtime.item",
+    "type": "function_call",
+    "status": "completed",
+    "name": "look",
+    "call_id": "call_1",
+    "arguments": '{"at":"cats"}',
+}
+
+
+# --- responses -----------------------------------------------------------------------------------
+
+
+def test_a_response_begins_and_ends_with_its_usage(server: Server) -> None:
+    usage = {
+        "total_tokens": 150,
+        "input_tokens": 100,
+        "output_tokens": 50,
+        "input_token_details": {"text_tokens": 20, "audio_tokens": 80, "cached_tokens": 30},
+        "output_token_details": {"text_tokens": 10, "audio_tokens": 40},
+    }
+    assert server.response("created") == [ResponseStarted("resp_1")]
+    spent = Spent(requests=1, input_tokens=100, cached_tokens=30, output_tokens=50)
+    ended = ResponseEnded("resp_1", "completed", spent)
+    assert server.response("done", status="completed", usage=usage) == [ended]
+
+
+@pytest.mark.parametrize("usage", [{"input_tokens": None}, {"input_token_details": None}, {}])
+def test_a_usage_may_say_little(server: Server, usage: dict[str, Any]) -> None:
+    [ended] = server.response("done", usage=usage)
+    assert ended.spent == Spent(requests=1)
+
+
+def test_a_response_may_end_without_usage_or_status(server: Server) -> None:
+    assert server.response("done") == [ResponseEnded("resp_1", "completed", None)]
+
+
+def test_a_response_fails(server: Server) -> None:
+    error = {"type": "server_error", "code": "overloaded", "message": "too much"}
+    details = {"type": "failed", "error": error}
+    ended = ResponseEnded("resp_1", "failed", None, {"code": "overloaded", **error})
+    assert server.response("done", status="failed", status_details=details) == [ended]
+
+
+def test_a_response_is_incomplete(server: Server) -> None:
+    details = {"type": "incomplete", "reason": "max_output_tokens"}
+    ended = ResponseEnded("resp_1", "incomplete", None, details)
+    assert server.response("done", status="incomplete", status_details=details) == [ended]
+
+
+def test_a_response_was_cancelled(server: Server) -> None:
+    details = {"type": "cancelled", "reason": "turn_detected"}
+    ended = ResponseEnded("resp_1", "cancelled")
+    assert server.response("done", status="cancelled", status_details=details) == [ended]
+
+
+def test_a_response_without_an_id_is_the_active_one_at_its_end(server: Server) -> None:
+    server.response("created")
+    assert server.say("response.done", response={}) == [ResponseEnded("resp_1")]
+
+
+# --- audio and text ------------------------------------------------------------------------------
+
+
+def test_audio_is_bytes(server: Server) -> None:
+    assert server.speaks(b"\x00\x01\xff") == [AudioDelta(b"\x00\x01\xff", "resp_1", "item_1", 0)]
+
+
+def test_audio_ends(server: Server) -> None:
+    ids = {"response_id": "resp_1", "item_id": "item_1", "content_index": 1, "output_index": 0}
+    assert server.say("response.output_audio.done", **ids) == [AudioDone("resp_1", "item_1", 1)]
+
+
+@pytest.mark.parametrize(("kind", "is_transcript"), [("text", False), ("audio_transcript", True)])
+def test_text(server: Server, kind: str, is_transcript: bool) -> None:
+    ids = {"response_id": "resp_1", "item_id": "item_1", "content_index": 2, "output_index": 0}
+    told = server.say(f"response.output_{kind}.delta", delta="Hel", **ids)
+    assert told == [TextDelta("Hel", "resp_1", "item_1", 2, is_transcript)]
+
+
+# --- items ---------------------------------------------------------------------------------------
+
+
+def test_an_item_is_added_in_its_place_and_is_final_once(server: Server) -> None:
+    server.response("created")
+    item = {**MESSAGE, "object": "realtime.item", "status": "in_progress", "content": []}
+    added = {**MESSAGE, "status": "in_progress", "content": []}
+    ids = {"response_id": "resp_1", "output_index": 0}
+    assert server.say("response.output_item.added", item=item, **ids) == []
+    told = server.say("conversation.item.added", item=item, previous_item_id="item_0")
+    assert told == [ItemChanged(added, "item_0")]
+    part = {"type": "output_audio", "transcript": "Hello"}
+    done = {**MESSAGE, "status": "completed", "content": [part]}
+    assert server.say("conversation.item.done", item=done, previous_item_id="item_0") == [
+        ItemChanged(done, "item_0", is_final=True)
+    ]
+    assert server.say("response.output_item.done", item=done, **ids) == []
+
+
+@pytest.mark.parametrize("order", [("item", "output"), ("output", "item")])
+def test_a_call_is_told_once_after_its_item(server: Server, order: tuple[str, str]) -> None:
+    server.response("created")
+    told: list[Any] = []
+    for which in order:
+        if which == "item":
+            told += server.say("conversation.item.done", item=CALL, previous_item_id=None)
+        else:
+            ids = {"response_id": "resp_1", "output_index": 0}
+            told += server.say("response.output_item.done", item=CALL, **ids)
+    item = {name: value for name, value in CALL.items() if name != "object"}
+    call = ToolCalled("look", "call_1", '{"at":"cats"}', "item_2", "resp_1")
+    assert told == [ItemChanged(item, None, is_final=True), call]
+
+
+def test_a_call_that_was_cut_short_is_not_made(server: Server) -> None:
+    cut = {**CALL, "status": "incomplete", "arguments": '{"at":'}
+    [changed] = server.say("conversation.item.done", item=cut)
+    assert changed.is_final
+
+
+def test_a_call_without_arguments_has_an_empty_text(server: Server) -> None:
+    call = {name: value for name, value in CALL.items() if name != "arguments"}
+    _, called = server.say("conversation.item.done", item=call, is_typed=False)
+    assert called == ToolCalled("look", "call_1", "", "item_2", None)
+
+
+def test_data_of_audio_is_left_out_of_items(server: Server) -> None:
+    part = {"type": "input_audio", "audio": "AAAA", "transcript": "Hi", "text": None}
+    item = {"id": "item_1", "type": "message", "role": "user", "content": [part]}
+    [changed] = server.say("conversation.item.retrieved", item={**item, "status": "completed"})
+    assert changed.is_final
+    assert changed.item["content"] == [{"type": "input_audio", "transcript": "Hi", "text": None}]
+
+
+def test_an_item_that_was_retrieved_while_it_is_made_is_not_final(server: Server) -> None:
+    item = {**MESSAGE, "content": [], "status": "in_progress"}
+    [changed] = server.say("conversation.item.retrieved", item=item)
+    assert not changed.is_final
+
+
+@pytest.mark.parametrize(
+    ("item", "is_final"),
+    [
+        ({"type": "message", "role": "user", "content": []}, True),
+        ({"type": "message", "role": "assistant", "content": []}, False),
+        ({"type": "function_call", "name": "look", "arguments": ""}, False),
+        ({"type": "function_call_output", "call_id": "c", "output": ""}, True),
+    ],
+)
+def test_servers_before_ga_create_items(
+    server: Server, item: dict[str, Any], is_final: bool
+) -> None:
+    told = server.say("conversation.item.created", item={"id": "i", **item}, previous_item_id=None)
+    assert (told[0].is_final, told[0].after) == (is_final, None)
+
+
+def test_nulls_and_missing_fields_of_items(server: Server) -> None:
+    item = {"id": "item_1", "type": "message", "role": "user", "status": None, "content": None}
+    [changed] = server.say("conversation.item.added", item=item, is_typed=False)
+    expected = {"id": "item_1", "type": "message", "role": "user", "status": "in_progress"}
+    assert changed == ItemChanged({**expected, "content": []})
+
+
+@pytest.mark.parametrize("item_id", [None, ""])
+def test_an_item_without_an_id_is_an_error(server: Server, item_id: str | None) -> None:
+    item = {**MESSAGE, "id": item_id, "content": []}
+    [erred] = server.say("conversation.item.added", item=item, is_typed=False)
+    assert (erred.code, "has no id" in erred.message) == ("invalid_message", True)
+
+
+def test_items_of_a_response_apart_are_not_part_of_the_conversation(server: Server) -> None:
+    server.response("created", "resp_9", conversation_id=None)
+    ids = {"response_id": "resp_9", "output_index": 0}
+    done = {**MESSAGE, "status": "completed", "content": []}
+    assert server.say("response.output_item.done", item=done, **ids) == []
+    assert server.response("done", "resp_9", conversation_id=None) == [ResponseEnded("resp_9")]
+
+
+def test_an_item_is_deleted(server: Server) -> None:
+    assert server.say("conversation.item.deleted", item_id="item_1") == [ItemDeleted("item_1")]
+
+
+# --- the user ------------------------------------------------------------------------------------
+
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+def test_audio_of_the_user_is_transcribed_or_not(server: Server) -> None:
+    ids = {"item_id": "item_1", "content_index": 0}
+    usage = {"type": "duration", "seconds": 1}
+    told = server.say(f"{TRANSCRIPTION}.completed", transcript="Hi", usage=usage, **ids)
+    assert told == [InputTranscribed("item_1", 0, "Hi")]
+    error = {"code": "audio_unintelligible", "message": "Huh?"}
+    told = server.say(f"{TRANSCRIPTION}.failed", error=error, **ids)
+    assert told == [InputTranscribed("item_1", 0, None, error)]
+    assert server.say(f"{TRANSCRIPTION}.delta", delta="H", **ids) == []
+
+
+def test_the_user_is_silent(server: Server) -> None:
+    times = {"audio_start_ms": 100, "audio_end_ms": 6100}
+    told = server.say("input_audio_buffer.timeout_triggered", item_id="item_1", **times)
+    assert told == [InputTimedOut("item_1", 100, 6100)]
+
+
+# --- messages that are not understood ------------------------------------------------------------
+
+
+def test_every_kind_of_openai_is_known_but_those_of_mcp() -> None:
+    union = get_args(get_args(RealtimeServerEvent)[0])
+    kinds = {get_args(each.model_fields["type"].annotation)[0] for each in union}
+    assert {kind for kind in kinds if "mcp" not in kind} == set(KINDS)
+
+
+def test_messages_of_which_nothing_follows(server: Server) -> None:
+    part = {"type": "text", "text": ""}
+    ids = {"item_id": "i", "content_index": 0, "output_index": 0, "response_id": "r"}
+    assert server.say("response.content_part.added", part=part, **ids) == []
+
+
+def test_a_message_of_an_unknown_type_is_told_as_it_is(server: Server) -> None:
+    [event] = server.say("response.thought.delta", delta={"deep": True}, is_typed=False)
+    assert isinstance(event, ServerEvent)
+    assert event.data["delta"] == {"deep": True}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"not json",
+        b"",
+        b"[]",
+        b"{}",
+        b'{"type":1}',
+        b'{"type":"response.created"}',
+        b'{"type":"response.output_audio.delta","delta":"!","response_id":"r","item_id":"i"}',
+        b'{"type":"response.output_text.delta","delta":1,"item_id":"i"}',
+        b'{"type":"error","error":[]}',
+        b'{"type":"error","error":{"message":"\xff"}}',
+    ],
+)
+def test_invalid_messages_are_errors_and_no_more(server: Server, raw: bytes) -> None:
+    assert server.protocol.received(raw) == []
+    [erred] = server.events
+    assert isinstance(erred, ModelErred)
+    assert erred.code == "invalid_message"
+
+
+def test_an_error_of_the_server(server: Server) -> None:
+    error = {"type": "invalid_request_error", "code": "no", "message": "No.", "event_id": "item_7"}
+    [erred] = server.say("error", error=error)
+    assert erred == ModelErred("no", "No.", "item_7", {**error, "param": None})

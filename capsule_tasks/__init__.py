@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from capsule_tasks.client.tools import code_tool, task_tool
     from capsule_tasks.errors import EffectUncertain, ExecutionCancelled
     from capsule_tasks.realtime import (
+        OpenAIRealtime,
         RealtimeConfig,
         RealtimeModelConfig,
         RealtimeRunner,
@@ -61,6 +62,7 @@ __all__ = [
     "History",
     "LimitSettings",
     "ModelSettings",
+    "OpenAIRealtime",
     "PoolSettings",
     "Profile",
     "RealtimeConfig",
@@ -99,6 +101,7 @@ _NAMES_IN = {
     "capsule_tasks.client.tools": ("code_tool", "task_tool"),
     "capsule_tasks.errors": ("EffectUncertain", "ExecutionCancelled"),
     "capsule_tasks.realtime": (
+        "OpenAIRealtime",
         "RealtimeConfig",
         "RealtimeModelConfig",
         "RealtimeRunner",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, cast
 
 from capsule_tasks.errors import InvalidSetting
@@ -68,9 +67,10 @@ class RealtimeRunner:
 
 def _maker_of(model: object) -> Callable[[], RealtimeModel]:
     if model is None:
-        # Loaded when it is needed, as `websockets` is an extra.
-        home = import_module("capsule_tasks.realtime.openai.websocket")
-        return cast("Callable[[], RealtimeModel]", home.OpenAIRealtime)
+        # Those who have a model of their own do not pay for this one.
+        from capsule_tasks.realtime.openai.websocket import OpenAIRealtime  # noqa: PLC0415
+
+        return OpenAIRealtime
     if isinstance(model, RealtimeModel) and not isinstance(model, type):
         return lambda: model
     if callable(model):

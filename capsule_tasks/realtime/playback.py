@@ -193,7 +193,7 @@ class UnplayedAudio:
             is_before = playing[:2] in self._audio
             for key, audio in self._audio.items():
                 if key == playing[:2]:
-                    played[key] = min(playing[2], audio.ms)
+                    played[key] = max(min(playing[2], audio.ms), 0.0)
                     is_before = False
                 else:
                     played[key] = audio.ms if is_before else 0.0

@@ -115,7 +115,9 @@ class OpenAIRealtime:
         connection = self._connection
         if self._opening is not None or (connection is not None and connection.lost is None):
             raise RealtimeInUse(repr(self))
-        opening = self._opening = asyncio.create_task(self._open(config, settings))
+        opening = self._opening = asyncio.create_task(
+            self._open(config, settings), name="realtime open"
+        )
         try:
             await opening
         except asyncio.CancelledError:

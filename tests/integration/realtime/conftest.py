@@ -26,8 +26,8 @@ async def model() -> AsyncIterator[OpenAIRealtime]:
     model = OpenAIRealtime(answer_timeout_s=5, close_timeout_s=5)
     yield model
     await model.close()
-    ours = {task for task in asyncio.all_tasks() - before if "ealtime" in task.get_name()}
-    assert ours == set()
+    names = [f"{task.get_name()} {task.get_coro()!r}" for task in asyncio.all_tasks() - before]
+    assert [name for name in names if "realtime " in name or "keepalive" in name] == []
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 
 from capsule_tasks.errors import (
     InvalidSetting,
@@ -100,6 +102,14 @@ async def test_without_a_key_nothing_is_asked(
     assert server.handshakes == 0
 
 
+async def test_without_websockets_the_error_says_what_to_install(
+    model: OpenAIRealtime, server: RealtimeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "capsule_tasks.realtime.openai.connection", None)
+    with pytest.raises(ImportError, match=r"pip install 'capsule-tasks\[realtime\]'"):
+        await opened(model, server)
+
+
 async def test_a_url_that_is_none(model: OpenAIRealtime) -> None:
     with pytest.raises(InvalidSetting, match=r"RealtimeModelConfig\.url = 'http://localhost'"):
         await model.connect(RealtimeModelConfig(url="http://localhost", api_key="k"), agent())
@@ -144,6 +154,19 @@ async def test_settings_that_are_refused_end_the_connect(
     await server.wait_for_open(0)
     assert heard.events == []
     await opened(model, server)
+
+
+async def test_a_close_that_fails_does_not_hide_why_the_connect_failed(
+    model: OpenAIRealtime, server: RealtimeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: ClientConnection) -> None:
+        raise OSError("no close")
+
+    monkeypatch.setattr(ClientConnection, "close", fail)
+    server.refuse("session.update", "no such voice", "invalid_value")
+    with pytest.raises(RealtimeRefused, match="no such voice"):
+        await opened(model, server)
+    await server.wait_for_open(0)
 
 
 async def test_settings_that_are_not_answered_end_the_connect(server: RealtimeServer) -> None:

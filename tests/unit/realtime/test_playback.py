@@ -227,6 +227,14 @@ def test_a_tracker_cannot_have_played_more_than_there_is(
     assert tracked.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 100, 100)]
 
 
+def test_a_tracker_cannot_have_played_less_than_nothing(
+    tracked: UnplayedAudio, tracker: PlaybackTracker
+) -> None:
+    tracked.add("resp_1", "item_1", 0, ms(100))
+    tracker.on_play_ms("item_1", 0, -5)
+    assert tracked.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 0, 100)]
+
+
 def test_audio_that_no_tracker_has_seen_was_played_nobody_knows_how_far(
     tracked: UnplayedAudio,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from capsule_tasks.realtime import (
     RealtimeSession,
     RealtimeTextDelta,
 )
+from capsule_tasks.realtime.model import InputTimedOut, ModelEvent
 from capsule_tasks.testing.models import calls
 from capsule_tasks.testing.realtime import Hold, RealtimeServer, speaks, writes
 
@@ -260,6 +261,35 @@ async def test_a_guardrail_may_close_its_session(server: RealtimeServer) -> None
         events = await all_of(session)
         await session.close()
     assert "guardrail_tripped" not in [event.type for event in events]
+
+
+async def test_a_listener_of_the_model_may_close_the_session(server: RealtimeServer) -> None:
+    class Closing:
+        def on_event(self, event: ModelEvent) -> Awaitable[None] | None:
+            return session.close() if isinstance(event, InputTimedOut) else None
+
+    async with nothing_left(server):
+        session = await session_on(server).__aenter__()
+        session.model.add_listener(listener := Closing())
+        await send_timeouts(server, 1)
+        assert [event.type for event in await all_of(session)] == ["input_audio_timeout_triggered"]
+        await session.close()
+        session.model.remove_listener(listener)
+
+
+async def test_the_function_that_gives_the_key_may_close_the_session(
+    server: RealtimeServer,
+) -> None:
+    async def no_key() -> str:
+        await session.close()
+        return "a key"
+
+    config = RealtimeModelConfig(url=server.url, api_key=no_key)
+    session = RealtimeRunner(SUPPORT).run(model_config=config)
+    async with nothing_left(server):
+        with pytest.raises(RealtimeClosed):
+            await session.__aenter__()
+    assert server.handshakes == 0
 
 
 # --- the end of the connection -------------------------------------------------------------------

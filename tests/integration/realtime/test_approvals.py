@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from capsule_tasks.errors import RealtimeClosed, RealtimeLost, UnknownAgent, UnknownCall
+from capsule_tasks.realtime import RealtimeConfig, RealtimeModelConfig, RealtimeRunner
 from capsule_tasks.realtime.call_table import ABANDONED
 from capsule_tasks.runs import RunState
 from capsule_tasks.runs.agents.agent import Agent
@@ -139,6 +142,11 @@ async def test_a_run_goes_on_where_a_session_has_ended(server: RealtimeServer) -
     assert result.final_output == "done"
     assert shop.paid == [5]
     assert shop.stored == ["user hi", "call c1", "output c1 Shop paid 5", "says done"]
+    server.add("bye")
+    async with opened(server, shop.agent, history=shop.history, state=result.state) as second:
+        await second.until("agent_end")
+    assert shop.stored[4:] == ["user hi", "says bye"]
+    assert second.session.usage.requests == 3
 
 
 async def test_a_run_goes_on_with_the_call_of_an_agent_that_has_handed_over(
@@ -184,6 +192,23 @@ async def test_a_state_with_a_call_of_an_unknown_agent_opens_no_session(
         async with opened(server, Agent(name="Stranger"), state=state):
             pass
     await server.wait_for_open(0)
+
+
+@pytest.mark.parametrize("open_approvals", ["return", "abandon"])
+async def test_a_session_that_cannot_be_opened_loses_no_call(
+    server: RealtimeServer, open_approvals: Literal["return", "abandon"]
+) -> None:
+    shop = Shop()
+    state = await shop.closed_with_a_waiting_call(server)
+    server.refuse_handshakes(503)
+    config = RealtimeConfig(open_approvals=open_approvals)
+    reach = RealtimeModelConfig(url=server.url, api_key="a key")
+    runner = RealtimeRunner(shop.agent, config=config)
+    session = runner.run(None, reach, history=shop.history, state=state)
+    with pytest.raises(ConnectionError):
+        await session.__aenter__()
+    assert (session.state, session.abandoned) == (state, ())
+    assert shop.stored == ["user hi", "call c1"]
 
 
 async def test_waiting_calls_can_be_abandoned(server: RealtimeServer) -> None:

@@ -236,17 +236,24 @@ class Protocol:
         self._changed(item, message.previous_item_id, is_final=not is_generated)
 
     def _item_done(self, message: wire.OfItem) -> None:
-        """The server is done with an item. It tells so by two messages for those it has made."""
-        raw, response_id = message.item, message.response_id or self._gate.response_id
-        item_id = raw.get("id")
-        if item_id in self._finished or message.response_id in self._apart:
+        """The server is done with an item. It tells so by two messages for those it has made.
+
+        Only the item of a response is a call to be made. Other items are told by one message alone:
+        those of an earlier conversation, whose calls were made then.
+        """
+        raw, item_id = message.item, message.item.get("id")
+        if message.response_id in self._apart:
             return
-        if item_id:
-            self._finished.append(item_id)
-        self._changed(raw, message.previous_item_id, is_final=True)
+        if item_id not in self._finished:
+            if item_id:
+                self._finished.append(item_id)
+            self._changed(raw, message.previous_item_id, is_final=True)
+        if message.kind != "response.output_item.done":
+            return
         item = wire.item_of(raw, is_done=True)
         if item.get("type") == "function_call" and item["status"] == "completed":
             name, call_id, arguments = item["name"], item["call_id"], item["arguments"]
+            response_id = message.response_id or self._gate.response_id
             self._emit(ToolCalled(name, call_id, arguments, item_id, response_id))
 
     def _item_retrieved(self, message: wire.OfItem) -> None:

@@ -416,7 +416,7 @@ async def test_a_tool_shows_what_it_does_while_the_consumer_is_slow(
         return "gold"
 
     server.add([calls("dig")], "Found it.")
-    config = RealtimeConfig(raw_model_events=False, event_limit=4)
+    config = RealtimeConfig(raw_model_events=False, event_limit=5)
     agent = SUPPORT.clone(tools=[dig])
     async with nothing_left(server), session_on(server, agent, config) as session:
         await session.send_message("Dig!")
@@ -426,3 +426,23 @@ async def test_a_tool_shows_what_it_does_while_the_consumer_is_slow(
     missing = sum(event.other_events for event in events if event.type == "events_dropped")
     assert len(shown) + missing >= 10
     assert [event.type for event in events].count("tool_end") == 1
+
+
+async def test_a_session_makes_no_call_again_that_is_in_its_history() -> None:
+    made: list[int] = []
+
+    @function_tool
+    def refund(order: int) -> str:
+        made.append(order)
+        return "refunded"
+
+    agent = Agent(name="Support", tools=[refund])
+    history = ItemList()
+    async with RealtimeServer([calls("refund", {"order": 42}), "Done.", "Yes."]) as server:
+        for question in ("Refund order 42.", "Was it refunded?"):
+            async with session_on(server, agent, history=history) as session:
+                await session.send_message(question)
+                await anext(event async for event in session if event.type == "text_delta")
+        assert made == [42]
+    kinds = [item["type"] for item in history.items]
+    assert kinds == ["message", "function_call", "function_call_output", *["message"] * 3]

@@ -147,16 +147,24 @@ def test_a_call_is_told_once_after_its_item(server: Server, order: tuple[str, st
     assert told == [ItemChanged(item, None, is_final=True), call]
 
 
+def test_a_call_of_an_earlier_conversation_is_not_made_again(server: Server) -> None:
+    server.say("conversation.item.added", item={**CALL, "status": "in_progress"})
+    [changed] = server.say("conversation.item.done", item=CALL, previous_item_id=None)
+    assert changed.is_final
+
+
 def test_a_call_that_was_cut_short_is_not_made(server: Server) -> None:
     cut = {**CALL, "status": "incomplete", "arguments": '{"at":'}
-    [changed] = server.say("conversation.item.done", item=cut)
+    ids = {"response_id": "resp_1", "output_index": 0}
+    [changed] = server.say("response.output_item.done", item=cut, **ids)
     assert changed.is_final
 
 
 def test_a_call_without_arguments_has_an_empty_text(server: Server) -> None:
     call = {name: value for name, value in CALL.items() if name != "arguments"}
-    _, called = server.say("conversation.item.done", item=call, is_typed=False)
-    assert called == ToolCalled("look", "call_1", "", "item_2", None)
+    ids = {"response_id": "resp_1", "output_index": 0}
+    _, called = server.say("response.output_item.done", item=call, **ids, is_typed=False)
+    assert called == ToolCalled("look", "call_1", "", "item_2", "resp_1")
 
 
 def test_data_of_audio_is_left_out_of_items(server: Server) -> None:

@@ -238,6 +238,26 @@ async def test_a_connect_is_given_up(
     await opened(model, server)
 
 
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_a_connect_is_given_up_at_every_step(
+    model: OpenAIRealtime, server: RealtimeServer, heard: Heard, how: str
+) -> None:
+    """After so many turns of the event loop, until one more is too late."""
+    turns, ended = 0, None
+    while turns < 3 or ended is not None:
+        turns += 1
+        connecting = asyncio.create_task(opened(model, server))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if how == "cancel":
+            connecting.cancel()
+        await model.close()
+        [ended] = await asyncio.gather(connecting, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError | RealtimeLost | None)
+        await server.wait_for_open(0)
+    assert heard.events == []
+
+
 async def test_one_connection_at_a_time(model: OpenAIRealtime, server: RealtimeServer) -> None:
     await opened(model, server)
     with pytest.raises(RealtimeInUse, match="'gpt-realtime'"):

@@ -275,4 +275,4 @@ class Server(RuleBasedStateMachine):
 
 
 TestServer = Server.TestCase
-TestServer.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestServer.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

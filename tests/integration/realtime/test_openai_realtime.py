@@ -67,8 +67,10 @@ async def test_a_call_of_a_tool_and_its_output(
     await opened(model, server, LOOK)
     await model.send_event(HI)
     call = await heard.wait(ToolCalled)
-    at = heard.events.index(call)
-    assert heard.events[at - 1] == heard.all(ItemChanged)[-1]
+    told = heard.events[: heard.events.index(call)]
+    assert [event.item["type"] for event in told if isinstance(event, ItemChanged)][
+        -1
+    ] == "function_call"
     await model.send_event(SendToolOutput(call.call_id, "a cat"))
     await heard.wait(ResponseEnded, 2)
     assert len(heard.all(ToolCalled)) == 1
@@ -89,6 +91,7 @@ async def test_items_of_an_earlier_conversation(
     await heard.wait(ItemChanged, 8)
     ids = [item["id"] for item in server.connection.conversation.items]
     assert ids == ["kept_1", "kept_2", "kept_3", "kept_4"]
+    assert heard.all(ToolCalled) == [], "the call was made before"
     assert server.count("response.create") == 0
 
 

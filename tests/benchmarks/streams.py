@@ -217,7 +217,7 @@ async def speak(url: str, watcher: subprocess.Popen[str]) -> None:
 
 
 def watchers(url: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.benchmarks._watchers", url, str(_WATCHED)]
+    command = [sys.executable, "-m", "tests.benchmarks.app.watchers", url, str(_WATCHED)]
     command.append(str(_EVENTS_PER_S * _WATCH_S))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
         asyncio.run(speak(url, watcher))

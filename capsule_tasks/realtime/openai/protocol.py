@@ -70,6 +70,8 @@ class Protocol:
         self._apart: set[str] = set()
         """Active responses that are not part of the conversation."""
         self._truncations: dict[str, StoppedAudio] = {}
+        self._long_call_ids: dict[str, str] = {}
+        """Ids of calls that the server would refuse, by those that it was told."""
 
     # --- commands --------------------------------------------------------------------------------
 
@@ -93,6 +95,8 @@ class Protocol:
                 return self._asking(self._create(item | named))
             case SendToolOutput():
                 call_id = client_call_id(command.call_id)
+                if call_id != command.call_id:
+                    self._long_call_ids[call_id] = command.call_id
                 item = {"type": "function_call_output", "call_id": call_id}
                 return self._asking(self._create(item | {"output": command.output}))
             case SendRaw():
@@ -264,7 +268,10 @@ class Protocol:
         if not raw.get("id"):
             self._invalid("an item has no id", raw)
         else:
-            self._emit(ItemChanged(wire.item_of(raw, is_done=is_final), after or None, is_final))
+            item = wire.item_of(raw, is_done=is_final)
+            if (call_id := item.get("call_id")) in self._long_call_ids:
+                item["call_id"] = self._long_call_ids[call_id]
+            self._emit(ItemChanged(item, after or None, is_final))
 
     def _item_deleted(self, message: wire.OfContent) -> None:
         self._emit(ItemDeleted(message.item_id))

@@ -159,6 +159,17 @@ def test_an_output_of_a_tool(server: Server) -> None:
     assert (created["item"], asked["type"]) == (item, "response.create")
 
 
+def test_an_output_of_a_call_whose_id_the_server_refuses_comes_back_under_its_own(
+    server: Server,
+) -> None:
+    long_id = "call_of_another_provider_" * 3
+    created, *_ = server.do(SendToolOutput(long_id, "a cat"))
+    assert len(created["item"]["call_id"]) <= 32
+    item = {"id": "item_1", "object": "realtime.item", "status": "completed", **created["item"]}
+    [added] = server.say("conversation.item.added", item=item, previous_item_id=None)
+    assert added.item["call_id"] == long_id
+
+
 def test_audio_of_the_user(server: Server) -> None:
     append = {"type": "input_audio_buffer.append", "audio": "AAE="}
     assert server.do(SendAudio(b"\x00\x01")) == [append]

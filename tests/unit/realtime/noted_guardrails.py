@@ -16,15 +16,21 @@ class Guardrail:
         self.name = name
         self.word = word
         self.asked: list[tuple[str, str]] = []
-        self.is_asked = asyncio.Event()
+        self._is_asked = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def check(self, _run: Any, agent: Agent, text: Any) -> Verdict:
         self.asked.append((agent.name, text))
-        self.is_asked.set()
+        self._is_asked.set()
         await self.may_answer.wait()
         return Verdict(self.word in text, {"about": agent.name})
+
+    async def was_asked(self, times: int = 1) -> None:
+        """Wait until it was asked so often."""
+        while len(self.asked) < times:
+            self._is_asked.clear()
+            await asyncio.wait_for(self._is_asked.wait(), 5)
 
     @property
     def texts(self) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from capsule_tasks.realtime import (
     OpenAIRealtime,
+    PlaybackTracker,
     RealtimeConfig,
     RealtimeModelConfig,
     RealtimeRunner,
@@ -174,6 +175,7 @@ async def talk_to(
     config: RealtimeConfig | None = None,
     settings: RealtimeSettings | None = None,
     model: RealtimeModel | None = None,
+    playback: PlaybackTracker | None = None,
     collects: bool = True,
 ) -> AsyncIterator[Talk]:
     """A session with an agent and a server of its own.
@@ -189,7 +191,10 @@ async def talk_to(
     async with RealtimeServer(script) as server:
         runner = RealtimeRunner(agent, model=model or OpenAIRealtime(), config=config)
         reach = RealtimeModelConfig(
-            url=server.url, api_key="key", settings=settings or RealtimeSettings()
+            url=server.url,
+            api_key="key",
+            settings=settings or RealtimeSettings(),
+            playback_tracker=playback,
         )
         collecting: asyncio.Task[None] | None = None
         try:

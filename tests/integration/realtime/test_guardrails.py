@@ -22,7 +22,7 @@ from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail, Verdict
 from capsule_tasks.testing.models import calls
 from capsule_tasks.testing.realtime import Hold, speaks, writes
-from tests.integration.realtime.talks import Talk, talk_to
+from tests.integration.realtime.scenarios import Talk, talk_to
 from tests.unit.realtime.noted_guardrails import Guardrail
 
 TRANSCRIBED = RealtimeSettings(transcription={"model": "gpt-4o-transcribe"})

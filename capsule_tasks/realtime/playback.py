@@ -97,7 +97,7 @@ class UnplayedAudio:
         self._bytes_per_ms = bytes_per_ms(None)
         self._audio: dict[tuple[str, int], _Audio] = {}
         self._silenced: set[str] = set()
-        """Answers that were stopped, and have not ended."""
+        """Active answers whose audio is not to be played."""
         self._plays_until_s = 0.0
         """When everything that has come is played, without a tracker."""
 
@@ -125,6 +125,10 @@ class UnplayedAudio:
         self._plays_until_s = max(self._plays_until_s, self._clock()) + ms / 1000
         return True
 
+    def silence(self, response_id: str) -> None:
+        """Audio of an active answer is not to be played."""
+        self._silenced.add(response_id)
+
     def is_silenced(self, response_id: str) -> bool:
         return response_id in self._silenced
 
@@ -147,7 +151,7 @@ class UnplayedAudio:
         More audio of the active answer, if it is meant, is not to be played.
         """
         if active_id is not None and response_id in {None, active_id}:
-            self._silenced.add(active_id)
+            self.silence(active_id)
         self._forget_played()
         playing = None if self._tracker is None else self._tracker.state()
         played = self._played_ms(playing)

@@ -49,6 +49,7 @@ from capsule_tasks.runs.records import Item
 
 _log = logging.getLogger(__name__)
 
+_UNKNOWN = object()
 _FINISHED_ITEMS = 64
 """Items whose end was told: the server tells it twice, the second time soon after the first."""
 
@@ -68,7 +69,8 @@ class Protocol:
         """The session as the server has told it last."""
         self._finished: deque[str] = deque(maxlen=_FINISHED_ITEMS)
         self._apart: set[str] = set()
-        """Active responses that are not part of the conversation."""
+        """Active responses that are not part of the conversation. Their beginning and end are
+        events; what they say is in the messages of the server alone."""
         self._truncations: dict[str, StoppedAudio] = {}
         self._long_call_ids: dict[str, str] = {}
         """Ids of calls that the server would refuse, by those that it was told."""
@@ -137,7 +139,8 @@ class Protocol:
             messages.append({"type": "input_audio_buffer.append", "audio": data})
         if command.commit:
             messages.append({"type": "input_audio_buffer.commit"})
-            if self._turn_detection({}) is None:
+            of_input = wire.nested(self._session, "audio", "input") or {}
+            if of_input.get("turn_detection", _UNKNOWN) is None:
                 # Where nobody detects the end of a turn, no response is made after it either.
                 messages += self._gate.wish()
         return messages
@@ -182,10 +185,9 @@ class Protocol:
                 self._emit(ServerEvent(raw))
             elif (handle := self._HANDLERS.get(message.kind)) is not None:
                 return handle(self, message) or []
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._invalid(f"a message cannot be read: {error}", raw)
-        except Exception:  # noqa: BLE001 - one message that is not understood is not the end of a conversation
-            _log.exception("A message of the realtime model was not handled: %r", raw[:200])
+        except Exception as error:  # noqa: BLE001 - one message is not the end of a conversation
+            _log.debug("A message of the realtime model cannot be read", exc_info=True)
+            self._invalid(f"a message cannot be read: {type(error).__name__}: {error}", raw)
         return []
 
     def _invalid(self, why: str, raw: object) -> None:
@@ -195,6 +197,7 @@ class Protocol:
         response = message.response
         if response.id and response.conversation_id is None:
             self._apart.add(response.id)
+            self._audio.silence(response.id)
         messages = self._gate.created(response.id)
         self._emit(ResponseStarted(response.id or ""))
         return messages
@@ -207,8 +210,7 @@ class Protocol:
         self._audio.end(response_id)
         spent, error = wire.spent_of(response.usage), None
         if response.status in {"failed", "incomplete"}:
-            details = response.status_details or {}
-            error = details.get("error") or details or None
+            error = wire.nested(response.status_details, "error") or response.status_details
         match response.status:
             case "cancelled" | "incomplete" | "failed" as status:
                 self._emit(ResponseEnded(response_id, status, spent, error))
@@ -226,6 +228,8 @@ class Protocol:
             self._emit(AudioDone(message.response_id, message.item_id, message.content_index))
 
     def _text_came(self, message: wire.OfContent) -> None:
+        if message.response_id in self._apart:
+            return
         is_transcript = message.kind == "response.output_audio_transcript.delta"
         response_id, item_id, index = message.response_id, message.item_id, message.content_index
         self._emit(TextDelta(message.delta, response_id, item_id, index, is_transcript))
@@ -286,7 +290,7 @@ class Protocol:
         self._emit(ItemTruncated(*key, message.audio_end_ms, total_ms))
 
     def _transcribed(self, message: wire.OfContent) -> None:
-        error = message.error
+        error = message.error if isinstance(message.error, dict) else None
         if message.transcript is None:
             error = error or {"message": "the server gave no reason"}
         item_id, index = message.item_id, message.content_index
@@ -294,8 +298,8 @@ class Protocol:
 
     def _speech_started(self, _message: wire.OfContent) -> list[Message]:
         """The user speaks, perhaps into audio that is being played."""
-        detection = self._turn_detection({}) or {}
-        if detection.get("interrupt_response") is True:  # the server cancels the response
+        names = ("audio", "input", "turn_detection", "interrupt_response")
+        if wire.nested(self._session, *names) is True:  # the server cancels the response
             return self._stopped(self._audio.stop(None, self._gate.response_id))
         return self._interrupt(None) if self._audio.is_playing() else []
 
@@ -304,29 +308,23 @@ class Protocol:
 
     def _session_told(self, message: wire.OfSession) -> None:
         self._session = message.session
-        output = (message.session.get("audio") or {}).get("output") or {}
-        if output.get("format"):
-            self._audio.set_format(output["format"])
+        if audio_format := wire.nested(message.session, "audio", "output", "format"):
+            self._audio.set_format(audio_format)
         if message.kind == "session.created":
             self.updates.defaults = message.session
         else:
             self.updates.accepted(message.session)
 
-    def _turn_detection(self, unknown: Any) -> Any:
-        """The turn detection of the session; None if it is off."""
-        of_input = (self._session.get("audio") or {}).get("input") or {}
-        return of_input.get("turn_detection", unknown)
-
     def _erred(self, message: wire.OfError) -> list[Message]:
         error = message.error
-        text = error.message or ""
-        is_handled, messages = self._gate.refused(error.event_id, error.code, text)
+        code = None if error.code is None else str(error.code)
+        is_handled, messages = self._gate.refused(error.event_id, code, error.text)
         self._truncations.pop(error.event_id or "", None)
-        if self.updates.refused(error) or is_handled:
-            _log.debug("The realtime model refused %s: %s", error.event_id, text)
+        if self.updates.refused(error.event_id, error.text, code) or is_handled:
+            _log.debug("The realtime model refused %s: %s", error.event_id, error.text)
         else:
             data = msgspec.structs.asdict(error)
-            self._emit(ModelErred(error.code, text, error.event_id, data))
+            self._emit(ModelErred(code, error.text, error.event_id, data))
         return messages
 
     _HANDLERS: ClassVar[Mapping[str, Callable[[Protocol, Any], list[Message] | None]]] = {

@@ -12,7 +12,6 @@ from typing import Any
 
 from capsule_tasks.errors import InvalidSetting, RealtimeRefused
 from capsule_tasks.realtime.model import AgentSettings
-from capsule_tasks.realtime.openai.wire import Error
 from capsule_tasks.realtime.settings import AudioFormat
 from capsule_tasks.runs.models.model import ToolSpec
 
@@ -207,13 +206,11 @@ class Updates:
         for event_id in event_ids[place : place + 1]:
             _answer(self._unanswered.pop(event_id), None)
 
-    def refused(self, error: Error) -> bool:
+    def refused(self, event_id: str | None, reason: str, code: str | None) -> bool:
         """The server has refused a message; whether somebody waited for the answer."""
-        update = self._unanswered.pop(error.event_id or "", None)
-        reason = error.message or error.code or "it gave no reason"
-        return update is not None and _answer(
-            update, RealtimeRefused("the settings", reason, error.code)
-        )
+        update = self._unanswered.pop(event_id or "", None)
+        error = RealtimeRefused("the settings", reason, code)
+        return update is not None and _answer(update, error)
 
     def lost(self, error: Exception) -> None:
         """The connection is gone, and no answer comes."""

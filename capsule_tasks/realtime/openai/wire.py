@@ -33,7 +33,7 @@ class OfContent(ServerMessage, frozen=True):
     response_id: str = ""
     delta: str = ""
     transcript: str | None = None
-    error: dict[str, Any] | None = None
+    error: Any = None
     audio_start_ms: int = 0
     audio_end_ms: int = 0
 
@@ -44,11 +44,15 @@ class OfItem(ServerMessage, frozen=True):
     response_id: str | None = None
 
 
+# What a server says beside the point is not checked: a response that ends with a usage that nobody
+# understands has ended all the same.
+
+
 class Response(msgspec.Struct, frozen=True):
     id: str | None = None
-    status: str | None = None
-    status_details: dict[str, Any] | None = None
-    usage: dict[str, Any] | None = None
+    status: Any = None
+    status_details: Any = None
+    usage: Any = None
     conversation_id: str | UnsetType | None = UNSET
     """None for a response that is not part of the conversation."""
 
@@ -62,12 +66,16 @@ class OfSession(ServerMessage, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    message: str | None = None
-    type: str | None = None
-    code: str | None = None
+    message: Any = None
+    type: Any = None
+    code: Any = None
     event_id: str | None = None
     """Of the client's message."""
-    param: str | None = None
+    param: Any = None
+
+    @property
+    def text(self) -> str:
+        return str(self.message or self.code or "the server gave no reason")
 
 
 class OfError(ServerMessage, frozen=True):
@@ -146,21 +154,34 @@ def item_of(raw: Item, *, is_done: bool) -> Item:
     item.setdefault("status", "completed" if is_done else "in_progress")
     if item.get("type") == "message":
         parts = (part for part in item.get("content") or () if isinstance(part, dict))
-        item["content"] = [{k: v for k, v in part.items() if k != "audio"} for part in parts]
+        item["content"] = [
+            {name: value for name, value in part.items() if value is not None and name != "audio"}
+            for part in parts
+        ]
     elif item.get("type") == "function_call":
         item = {"name": "", "arguments": "", "call_id": "", **item}
     return item
 
 
-def spent_of(usage: dict[str, Any] | None) -> Spent | None:
+def nested(value: Any, *names: str) -> Any:
+    """A field within fields; None if there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def spent_of(usage: Any) -> Spent | None:
     if usage is None:
         return None
-    of_input = usage.get("input_token_details") or {}
-    of_output = usage.get("output_token_details") or {}
+
+    def count(*names: str) -> int:
+        found = nested(usage, *names)
+        return found if isinstance(found, int) else 0
+
     return Spent(
         requests=1,
-        input_tokens=usage.get("input_tokens") or 0,
-        cached_tokens=of_input.get("cached_tokens") or 0,
-        output_tokens=usage.get("output_tokens") or 0,
-        reasoning_tokens=of_output.get("reasoning_tokens") or 0,
+        input_tokens=count("input_tokens"),
+        cached_tokens=count("input_token_details", "cached_tokens"),
+        output_tokens=count("output_tokens"),
+        reasoning_tokens=count("output_token_details", "reasoning_tokens"),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from openai.types.realtime import RealtimeServerEvent
 
@@ -15,8 +17,10 @@ from capsule_tasks.realtime.model import (
     ItemChanged,
     ItemDeleted,
     ModelErred,
+    ModelEvent,
     ResponseEnded,
     ResponseStarted,
+    SendMessage,
     ServerEvent,
     TextDelta,
     ToolCalled,
@@ -64,6 +68,15 @@ def test_a_response_begins_and_ends_with_its_usage(server: Server) -> None:
 def test_a_usage_may_say_little(server: Server, usage: dict[str, Any]) -> None:
     [ended] = server.response("done", usage=usage)
     assert ended.spent == Spent(requests=1)
+
+
+def test_a_response_has_ended_however_oddly_that_is_told(server: Server) -> None:
+    server.response("created")
+    server.do(SendMessage(()))
+    odd = {"status": 7, "status_details": "x", "usage": [1], "output": 3, "conversation_id": "c"}
+    ended, asked = server.say("response.done", is_typed=False, response={"id": "resp_1", **odd})
+    assert ended == ResponseEnded("resp_1", "completed", Spent(requests=1))
+    assert asked["type"] == "response.create"
 
 
 def test_a_response_may_end_without_usage_or_status(server: Server) -> None:
@@ -172,7 +185,7 @@ def test_data_of_audio_is_left_out_of_items(server: Server) -> None:
     item = {"id": "item_1", "type": "message", "role": "user", "content": [part]}
     [changed] = server.say("conversation.item.retrieved", item={**item, "status": "completed"})
     assert changed.is_final
-    assert changed.item["content"] == [{"type": "input_audio", "transcript": "Hi", "text": None}]
+    assert changed.item["content"] == [{"type": "input_audio", "transcript": "Hi"}]
 
 
 def test_an_item_that_was_retrieved_while_it_is_made_is_not_final(server: Server) -> None:
@@ -211,12 +224,17 @@ def test_an_item_without_an_id_is_an_error(server: Server, item_id: str | None) 
     assert (erred.code, "has no id" in erred.message) == ("invalid_message", True)
 
 
-def test_items_of_a_response_apart_are_not_part_of_the_conversation(server: Server) -> None:
-    server.response("created", "resp_9", conversation_id=None)
+def test_a_response_apart_is_not_part_of_the_conversation(server: Server) -> None:
+    assert server.response("created", "resp_9", conversation_id=None) == [ResponseStarted("resp_9")]
     ids = {"response_id": "resp_9", "output_index": 0}
-    done = {**MESSAGE, "status": "completed", "content": []}
-    assert server.say("response.output_item.done", item=done, **ids) == []
+    content = {"item_id": "item_1", "content_index": 0, **ids}
+    assert server.say("response.output_text.delta", delta="Hi", **content) == []
+    assert server.speaks(bytes(48), "resp_9") == []
+    assert server.say("response.output_audio.done", **content) == []
+    for item in ({**MESSAGE, "status": "completed", "content": []}, CALL):
+        assert server.say("response.output_item.done", item=item, **ids) == []
     assert server.response("done", "resp_9", conversation_id=None) == [ResponseEnded("resp_9")]
+    assert len(server.audio) == 0
 
 
 def test_an_item_is_deleted(server: Server) -> None:
@@ -286,6 +304,24 @@ def test_invalid_messages_are_errors_and_no_more(server: Server, raw: bytes) -> 
     [erred] = server.events
     assert isinstance(erred, ModelErred)
     assert erred.code == "invalid_message"
+
+
+def test_no_message_is_too_odd(server: Server) -> None:
+    """Fields of any kind, in messages of every kind: an event, an error, or nothing follows."""
+    chance = random.Random(18)
+
+    def value(depth: int = 0) -> Any:
+        if depth < 3 and chance.random() < 0.6:
+            names = ("id", "type", "audio", "input", "output", "format", "content", "error", "code")
+            return {name: value(depth + 1) for name in names if chance.random() < 0.5}
+        return chance.choice([None, 0, 1.5, True, "", "x", [], [None], ["x", {}], {}])
+
+    names = ("response", "item", "session", "error", "item_id", "delta", "transcript", "event_id")
+    for kind in list(KINDS) * 30:
+        fields = {name: value() for name in names}
+        server.events.clear()
+        server.protocol.received(msgspec.json.encode({**fields, "type": kind}))
+        assert all(isinstance(event, ModelEvent) for event in server.events)
 
 
 def test_an_error_of_the_server(server: Server) -> None:

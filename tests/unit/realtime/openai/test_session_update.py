@@ -11,7 +11,6 @@ from openai.types.realtime import RealtimeSessionCreateRequest
 from capsule_tasks.errors import InvalidSetting, RealtimeLost, RealtimeRefused
 from capsule_tasks.realtime.model import AgentSettings
 from capsule_tasks.realtime.openai.session_update import Updates, session_of
-from capsule_tasks.realtime.openai.wire import Error
 from capsule_tasks.realtime.settings import RealtimeSettings
 from capsule_tasks.runs.models.model import ToolSpec
 
@@ -197,8 +196,8 @@ async def test_an_update_is_accepted(asked: Asked) -> None:
 
 async def test_an_update_is_refused(asked: Asked) -> None:
     asked.send("a", instructions="A")
-    assert not asked.updates.refused(Error("no", event_id="b"))
-    assert asked.updates.refused(Error("no such voice", code="invalid_value", event_id="a"))
+    assert not asked.updates.refused("b", "no", None)
+    assert asked.updates.refused("a", "no such voice", "invalid_value")
     with pytest.raises(RealtimeRefused, match="no such voice") as caught:
         asked.answers["a"].result()
     assert caught.value.code == "invalid_value"
@@ -238,7 +237,7 @@ async def test_an_update_without_an_answer_does_not_take_that_of_the_next_one(
 async def test_a_late_refusal_is_told_to_whoever_reads_errors(asked: Asked) -> None:
     asked.send("a", instructions="A")
     asked.updates.give_up("a")
-    assert not asked.updates.refused(Error("no", event_id="a"))
+    assert not asked.updates.refused("a", "no", None)
 
 
 async def test_updates_at_once_are_told_apart(asked: Asked) -> None:

@@ -33,8 +33,8 @@ from capsule_tasks.runs.records import Item
 Change = Literal["added", "updated"] | None
 
 UNHEARD_LIMIT = 2
-"""Audio of the user that waits for a transcript. Where audio is not transcribed at all, older audio
-is stored when there is more than this."""
+"""How many items wait for transcripts. When there are more, the server does not seem to transcribe,
+and no item waits until a transcript has come."""
 
 
 class _Entry:
@@ -134,6 +134,7 @@ class ConversationLog:
         """Those that wait for the server, or for the end of a response."""
         self._unheard: dict[_Entry, None] = {}
         """Those that wait for a transcript."""
+        self._is_transcribed = True
         self._corrections: list[Correction] = []
         self._count = 0
         self.last_added: Item = {}
@@ -249,6 +250,7 @@ class ConversationLog:
             if at == len(parts):
                 parts.append({"type": "input_audio"})
         entry.transcribed.add(at)
+        self._is_transcribed = True
         if event.transcript is not None:
             parts[at] = {**parts[at], "transcript": event.transcript}
         elif change == "updated":
@@ -321,11 +323,12 @@ class ConversationLog:
         if entry.is_answer and self._running:
             entry.stage = "response"
             self._unfinished[entry] = None
-        elif entry.lacks_transcript:
+        elif entry.lacks_transcript and self._is_transcribed:
             entry.stage = "transcript"
             self._unheard[entry] = None
-            while len(self._unheard) > UNHEARD_LIMIT:
-                self._finish(next(iter(self._unheard)))
+            if len(self._unheard) > UNHEARD_LIMIT:
+                self._is_transcribed = False
+                self._finish(entry)  # and those before it
         else:
             self._finish(entry)
 

@@ -346,13 +346,17 @@ def test_the_next_input_that_is_final_releases_audio_without_a_transcript(
     assert log.take_final() == [*first, kept("user", "so")]
 
 
-def test_audio_that_nobody_transcribes_is_stored_two_turns_later() -> None:
+def test_transcripts_are_waited_for_no_more_where_nobody_makes_them() -> None:
     log = ConversationLog()
-    for number in range(20):
+    for number, stored in enumerate([0, 0, 6, 2, 2, 2]):
         log.apply(done(audio(f"u{number}")))
         log.apply(done(answer(f"a{number}", str(number))))
-        assert len(log.take_final()) == (2 if number >= 2 else 0)
-    assert len(log.take_final(at_end=True)) == 4
+        assert len(log.take_final()) == stored
+    log.apply(InputTranscribed("u5", 0, "late"))
+    log.apply(done(audio("u6")))
+    assert log.take_final() == []
+    log.apply(InputTranscribed("u6", 0, "in time"))
+    assert log.take_final() == [kept("user", "in time")]
 
 
 def test_the_output_of_a_tool_is_stored_when_it_is_made_and_the_servers_echo_is_ignored() -> None:

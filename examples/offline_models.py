@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capsule_tasks.runs.models import Model, ModelRequest
+from capsule_tasks.runs.records import Item
 from capsule_tasks.testing.models import ScriptedModel, calls, hands_over
 
 CALLS = 10_000
@@ -47,6 +48,19 @@ def sorts(request: ModelRequest) -> Any:
     return hands_over("Billing" if "invoice" in question else "Shipping")
 
 
+def serves(request: ModelRequest) -> Any:
+    """Refund orders, hand invoices over, and say what the customer said before."""
+    question, _ = _since_question(request)
+    if "refund" in question.lower():
+        return pays_back(request)
+    if "invoice" not in question:
+        said = [item for item in request.input if item.get("role") == "user"]
+        before = f" You said before: {_text(said[-2])}" if len(said) > 1 else ""
+        return f"How can I help you?{before}"
+    is_billing = all(tool.name != "transfer_to_billing" for tool in request.tools)
+    return "Your invoice is on its way." if is_billing else hands_over("Billing")
+
+
 def answers_for(department: str) -> Callable[[ModelRequest], Any]:
     """Answer in the name of a department."""
     return lambda request: f"{department}: {_since_question(request)[0]} We will see to it."
@@ -56,7 +70,10 @@ def _since_question(request: ModelRequest) -> tuple[str, list[str]]:
     """The last question of the user, and the outputs of tools since then."""
     items = list(request.input)
     place = max(n for n, item in enumerate(items) if item.get("role") == "user")
-    content = items[place]["content"]
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
     outputs = [item for item in items[place:] if item.get("type") == "function_call_output"]
-    return text, [item["output"] for item in outputs]
+    return _text(items[place]), [item["output"] for item in outputs]
+
+
+def _text(message: Item) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -108,3 +108,18 @@ def test_a_triage_hands_over_in_process_and_in_a_worker(program_of_ours: Program
     assert printed == "[Triage] [Billing] Billing: Where is my invoice? We will see to it.\n"
     printed = program_of_ours("triage.py", "Where is my parcel?", "--durable")
     assert printed == "Shipping: Where is my parcel? We will see to it.\n"
+
+
+def test_a_front_desk_talks_and_goes_on_where_it_was(program_of_ours: Program) -> None:
+    lines = "Refund order 72.", "y", "Where is my invoice?", ""
+    printed = program_of_ours("front_desk.py", answers="\n".join(lines))
+    assert printed == (
+        "> look_up: 72 euros were paid\n"
+        'refund {"order": 72, "euros": 72}. Approve it? [y/n] refund: 72 euros refunded\n'
+        "Order 72: 72 euros refunded\n"
+        "> Billing takes over.\n"
+        "Your invoice is on its way.\n"
+        "> "
+    )
+    printed = program_of_ours("front_desk.py", answers="Hello!\n")
+    assert printed == "> How can I help you? You said before: Where is my invoice?\n> "

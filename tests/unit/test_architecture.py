@@ -21,6 +21,8 @@ import pytest
 from capsule_tasks import storage
 from capsule_tasks.executions import states
 from capsule_tasks.protocol.events import EventMessage, UnknownEvent
+from capsule_tasks.realtime import call_table
+from capsule_tasks.realtime.session import lifecycle
 from capsule_tasks.storage import keys
 from capsule_tasks.storage.runs import types
 from capsule_tasks.storage.scripts import text_of
@@ -258,6 +260,11 @@ DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
     "report of an execution": moves_of(states.Report),
     "acknowledgement of an execution": moves_of(states.Ack),
     "run": types.TRANSITIONS,
+    "realtime session": {
+        phase: [to for (before, _), to in lifecycle.TRANSITIONS.items() if before is phase]
+        for phase in lifecycle.Phase
+    },
+    "call of a realtime session": call_table.TRANSITIONS,
 }
 """Each diagram by its title, with the table that it draws."""
 TITLED = re.compile(r"^---\ntitle: ([^\n]+)\n---\nstateDiagram-v2\n(.*)", re.DOTALL)

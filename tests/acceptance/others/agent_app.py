@@ -39,6 +39,18 @@ def declare_tasks(app: Celery) -> SimpleNamespace:
         _marks.blpop([f"go:{key}"])
         return f"held {key}"
 
+    @app.task(name="tools.report", shared=False)
+    def report(key: str) -> str:
+        """Write and report something, and wait for the test then."""
+        print("half of it")  # noqa: T201  its output is passed on
+        capsule_tasks.progress(1, 2, "half")
+        return hold.run(key)
+
+    @app.task(name="tools.ask", shared=False)
+    def ask(question: str) -> str:
+        """Ask a person."""
+        return f"It is {input(question)}"
+
     @app.task(name="tools.explode", shared=False)
     def explode(why: str) -> None:
         raise ValueError(why)
@@ -47,7 +59,9 @@ def declare_tasks(app: Celery) -> SimpleNamespace:
     def forget(key: str) -> str:
         return f"forgot {key}"
 
-    return SimpleNamespace(multiply=multiply, hold=hold, explode=explode, forget=forget)
+    return SimpleNamespace(
+        multiply=multiply, hold=hold, report=report, ask=ask, explode=explode, forget=forget
+    )
 
 
 tasks: Any = declare_tasks(app)

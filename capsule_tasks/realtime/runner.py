@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.realtime.model import RealtimeModel
@@ -51,7 +51,8 @@ class RealtimeRunner:
         """
         is_config = model_config is None or isinstance(model_config, RealtimeModelConfig)
         check("model_config", model_config, is_config, "a RealtimeModelConfig")
-        is_history = history is None or callable(getattr(history, "add_items", None))
+        methods = (getattr(history, name, None) for name in ("get_items", "add_items"))
+        is_history = history is None or all(map(callable, methods))
         check("history", history, is_history, "a History or a SyncHistory")
         check("state", state, state is None or isinstance(state, RunState), "a RunState")
         return RealtimeSession(
@@ -73,7 +74,14 @@ def _maker_of(model: object) -> Callable[[], RealtimeModel]:
         return OpenAIRealtime
     if isinstance(model, RealtimeModel) and not isinstance(model, type):
         return lambda: model
-    if callable(model):
-        return cast("Callable[[], RealtimeModel]", model)
-    must = "a RealtimeModel, or a function that makes one for each session"
-    raise InvalidSetting("model", model, must)
+    if not callable(model):
+        must = "a RealtimeModel, or a function that makes one for each session"
+        raise InvalidSetting("model", model, must)
+
+    def make() -> RealtimeModel:
+        made: object = model()
+        if not isinstance(made, RealtimeModel):
+            raise InvalidSetting("what the function model makes", made, "a RealtimeModel")
+        return made
+
+    return make

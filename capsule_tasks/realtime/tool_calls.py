@@ -41,7 +41,7 @@ from capsule_tasks.runs.approvals import PendingCall
 from capsule_tasks.runs.engine.deciding import about_unknown, call_of, output_item
 from capsule_tasks.runs.engine.guardrails import Guardrails, shown
 from capsule_tasks.runs.engine.nested import run_inner
-from capsule_tasks.runs.engine.ports import InProcessPorts, Output
+from capsule_tasks.runs.engine.ports import UNCERTAIN, InProcessPorts, Output
 from capsule_tasks.runs.engine.setup import AgentBook, RunSetup, told_of_handoff
 from capsule_tasks.runs.engine.tools import ToolCaller, withheld
 from capsule_tasks.runs.engine.turn import Turn
@@ -152,6 +152,9 @@ class ToolCalls:
             output = await self._output(call)
         except RealtimeClosed:  # `end` says what becomes of the call
             return
+        except asyncio.CancelledError as cancel:
+            self._refuse_cancel(cancel)
+            output = UNCERTAIN
         except Exception as error:  # noqa: BLE001  the model would wait for the output in vain
             if (text := withheld(error)) is not None:
                 self._made(call, text)
@@ -255,6 +258,8 @@ class ToolCalls:
                 break
             except RealtimeClosed:
                 return
+            except asyncio.CancelledError as cancel:
+                self._refuse_cancel(cancel)
             except Exception as error:  # noqa: BLE001  any failure leaves the output to be sent
                 if not has_failed:
                     self._host.emit(RealtimeErrorEvent(error))
@@ -268,6 +273,16 @@ class ToolCalls:
             agent = opened.snapshot.agent
             end = RealtimeToolEnd(agent, opened.tool, call.call_id, call.arguments, text)
             self._host.emit(end)
+
+    def _refuse_cancel(self, cancel: asyncio.CancelledError) -> None:
+        """Raise the cancel if it is that of the session's close.
+
+        Other cancels must not keep the output from the model: a tool may cancel its own task.
+        """
+        if not self._host.is_open:
+            raise cancel
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
 
     # --- what a call is made with ----------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class SessionLife:
         self._cleanup.add(*steps)
         try:
             task = await self._finished(opening, "opening of a realtime session")
-            if task.cancelled():
+            if task.cancelled() and not self.is_active:
                 raise self.failure or self.closed()  # noqa: TRY301
             task.result()
             self._move(Move.CONNECTED)
@@ -87,7 +87,7 @@ class SessionLife:
     async def do(self, work: Coroutine[Any, Any, None], about: str) -> None:
         """Do this in such a task. A cancel of the caller does not cut it, but a close does."""
         task = await self._finished(work, about)
-        if task.cancelled():
+        if task.cancelled() and not self.is_active:
             raise self.closed()
         task.result()
 
@@ -131,10 +131,12 @@ class SessionLife:
             return self._closing
         self._move(Move.CLOSE)
         self.failure = self.failure or failure
-        self._closing = asyncio.create_task(
-            self._release(), name="closing of a realtime session", context=self._context
-        )
-        self._on_close(self.failure)
+        try:
+            self._on_close(self.failure)
+        finally:
+            self._closing = asyncio.create_task(
+                self._release(), name="closing of a realtime session", context=self._context
+            )
         return self._closing
 
     async def _release(self) -> BaseException | None:

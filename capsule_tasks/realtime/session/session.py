@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -188,14 +188,15 @@ class RealtimeSession:
             # At once: a model that is in use has events of another session.
             model.remove_listener(self._listener)
             raise
-        self._cleanup.add("connection", "calls")
+        self._cleanup.add("connection")
         if items:
             await self.send(SendItems(items))
         self._calls.resume(snapshot)
+        self._cleanup.add("calls")  # not before: a session that fails to open gives up no call
 
     # --- events and commands ----------------------------------------------------------------------
 
-    def __aiter__(self) -> EventQueue:
+    def __aiter__(self) -> AsyncIterator[RealtimeEvent]:
         if self._life.phase is Phase.NEW:
             raise self._life.closed()
         return self._queue

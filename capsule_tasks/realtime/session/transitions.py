@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from capsule_tasks.errors import AgentReplaced, InvalidSetting, RealtimeRefused
+from capsule_tasks.errors.base import reason_of
 from capsule_tasks.realtime.events import RealtimeHandoff
 from capsule_tasks.realtime.host import AgentSnapshot, SessionHost
 from capsule_tasks.realtime.model import AgentSettings, UpdateSettings
@@ -99,16 +100,18 @@ class Transitions:
             await self._host.send(UpdateSettings(after.settings))
         except RealtimeRefused:
             raise
-        except Exception as error:
-            await self._tell_again(before, error)
+        except (Exception, asyncio.CancelledError) as error:
+            if self._host.is_open:
+                await self._tell_again(before, error)
             raise
         self.current = after
         self._host.emit(RealtimeHandoff(before.agent, after.agent))
 
-    async def _tell_again(self, before: AgentSnapshot, error: Exception) -> None:
+    async def _tell_again(self, before: AgentSnapshot, error: BaseException) -> None:
         """Have the model work as the earlier agent, whichever it works as now."""
         try:
             await self._host.send(UpdateSettings(before.settings))
         except Exception as other:  # noqa: BLE001  which agent the model works as is unknown
-            other.add_note(f"the model may work as another agent, whose settings failed: {error}")
+            why = reason_of(error)
+            other.add_note(f"the model may work as another agent, whose settings failed: {why}")
             self._host.fail(other)

@@ -183,6 +183,12 @@ def test_wrong_arguments_of_a_session_are_named(argument: str, value: Any) -> No
         RealtimeRunner(AGENT, FakeModel()).run(**{argument: value})
 
 
+async def test_a_function_that_makes_no_model_is_named(model: FakeModel) -> None:
+    make: Any = dict
+    with pytest.raises(InvalidSetting, match="what the function model makes = "):
+        await RealtimeRunner(AGENT, make).run().__aenter__()
+
+
 # --- failures on the way -------------------------------------------------------------------------
 
 
@@ -310,3 +316,23 @@ async def test_an_error_of_the_cleanup_is_a_note_of_the_one_that_caused_it(
     assert raised.value.__notes__ == ["closing the session failed, too: stuck"]
     await session.close()
     assert (model.closes, model.is_connected) == (2, False)
+
+
+async def test_a_session_that_fails_to_open_gives_up_no_call(model: FakeModel) -> None:
+    @function_tool(needs_approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    agent = AGENT.clone(tools=[pay])
+    history = ItemList({"role": "user", "content": "Pay!"})
+    config = RealtimeConfig(open_approvals="abandon")
+    async with RealtimeRunner(agent, model).run(history=history) as session:
+        model.says(ToolCalled("pay", "call_1", "{}"))
+        while (await anext(aiter(session))).type != "tool_approval_required":
+            pass
+    model.steps["SendItems"].append(RealtimeLost("too slow"))
+    again = RealtimeRunner(agent, model, config).run(history=history, state=session.state)
+    with pytest.raises(RealtimeLost):
+        await again.__aenter__()
+    assert (again.state.calls, again.abandoned) == (session.state.calls, ())
+    assert len(again.state.calls) == 1

@@ -27,6 +27,7 @@ from capsule_tasks.realtime.model import (
 from capsule_tasks.realtime.runner import RealtimeRunner
 from capsule_tasks.realtime.session.session import RealtimeSession
 from capsule_tasks.realtime.settings import RealtimeConfig
+from capsule_tasks.runs.engine.ports import UNCERTAIN
 from tests.unit.realtime.session.fake_model import FakeModel, Gate
 
 QUIET = RealtimeConfig(raw_model_events=False)
@@ -266,6 +267,38 @@ async def test_a_lost_connection_ends_an_update(model: FakeModel) -> None:
     with pytest.raises(RealtimeLost):
         await anext(aiter(session))
     await session.close()
+
+
+async def test_an_update_that_somebody_cancels_is_taken_back(model: FakeModel) -> None:
+    gate = Gate()
+    async with session_of(model) as session:
+        model.steps["UpdateSettings"].append(gate)
+        updating = asyncio.create_task(session.update_agent(BILLING))
+        await gate.reached.wait()
+        [task] = [each for each in asyncio.all_tasks() if each.get_name() == "update of the agent"]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+        assert session.agent is SUPPORT
+        assert instructions_told(model) == ["Help."]
+        await session.update_agent(BILLING)
+        assert session.agent is BILLING
+
+
+async def test_the_model_gets_an_output_of_a_tool_that_cancels_itself(model: FakeModel) -> None:
+    @function_tool
+    async def look() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return "seen"
+
+    async with session_of(model, SUPPORT.clone(tools=[look])) as session:
+        model.says(ToolCalled("look", "call_1", "{}"))
+        [output] = await sent(model, SendToolOutput, 1)
+        assert session.is_open
+    assert output.output == UNCERTAIN
 
 
 async def test_an_update_looks_anew_at_an_agent_that_was_changed(model: FakeModel) -> None:

@@ -23,9 +23,17 @@ def tables() -> dict[str, list[tuple[list[str], str]]]:
     """The rows of each file of the SDK: the names of its tests, and what the page says of them."""
     sections = re.split(r"^### `(test_\w+\.py)`$", PAGE.read_text(), flags=re.MULTILINE)
     return {
-        file: [(re.findall(r"`([^`]+)`", names), ours) for names, ours in ROW.findall(text)]
+        file: [
+            (re.findall(r"`([^`]+)`", names), ours)
+            for names, ours in ROW.findall(text.split("\n## ")[0])
+        ]
         for file, text in zip(sections[1::2], sections[2::2], strict=True)
     }
+
+
+def left_out() -> set[str]:
+    section = PAGE.read_text().split("\n## Left out\n")[1]
+    return {name for names, _ in ROW.findall(section) for name in re.findall(r"`([^`]+)`", names)}
 
 
 FILES = sorted(tables())
@@ -77,3 +85,10 @@ def test_every_test_of_the_sdk_is_on_the_page(file: str) -> None:
     found = {test: [each for each in patterns if matches(each, test)] for test in tests}
     assert {test: by for test, by in found.items() if len(by) != 1} == {}
     assert [each for each in patterns if not any(matches(each, test) for test in tests)] == []
+
+
+@pytest.mark.full
+def test_every_file_of_the_sdk_is_on_the_page() -> None:
+    files = {path.name for path in (checkout() / "tests" / "realtime").glob("test_*.py")}
+    assert {*FILES, *left_out()} == files
+    assert left_out().isdisjoint(FILES)

@@ -194,28 +194,28 @@ async def test_a_standing_rejection_is_told_to_later_calls_that_need_an_approval
 
 
 @pytest.mark.parametrize("approved", [True, False], ids=["approved", "rejected"])
-@pytest.mark.parametrize("awaited", ["needs_approval", "guardrail"])
+@pytest.mark.parametrize("awaited", ["needs_approval", "guardrail", "guardrail that rejects"])
 async def test_a_standing_decision_counts_for_a_call_that_is_being_looked_at(
     awaited: str, approved: bool
 ) -> None:
     looked_at, release = asyncio.Event(), asyncio.Event()
     checked: list[str] = []
 
-    async def held(context: ToolContext) -> None:
+    async def held(context: ToolContext) -> bool:
         checked.append(context.call_id)
-        if context.call_id == "c2":
-            looked_at.set()
-            await release.wait()
+        if context.call_id != "c2":
+            return True
+        looked_at.set()
+        await release.wait()
+        return not awaited.endswith("rejects")
 
     async def needs_approval(context: ToolContext) -> bool:
-        if awaited == "needs_approval":
-            await held(context)
-        return True
+        return awaited != "needs_approval" or await held(context)
 
     async def check(context: ToolContext) -> ToolVerdict:
-        if awaited == "guardrail":
-            await held(context)
-        return ToolVerdict()
+        if awaited == "needs_approval" or await held(context):
+            return ToolVerdict()
+        return ToolVerdict("reject", "not today")
 
     tools = NotedTools()
     guardrail = ToolGuardrail(check, "check", before_approval=True)
@@ -230,9 +230,14 @@ async def test_a_standing_decision_counts_for_a_call_that_is_being_looked_at(
         else:
             await talk.session.reject_tool_call("c1", always=True, message="never")
         release.set()
-        assert await talk.output("c2") == ("ok" if approved else "never")
+        output = await talk.output("c2")
         assert talk.count("tool_approval_required") == 1
-    assert len(tools.calls) == (2 if approved else 0)
+    made = [call_id for _, call_id, _ in tools.calls]
+    if awaited.endswith("rejects"):
+        assert (output, made) == ("not today", ["c1"] if approved else [])
+    else:
+        assert output == ("ok" if approved else "never")
+        assert sorted(made) == (["c1", "c2"] if approved else [])
     assert checked[:2] == ["c1", "c2"]
 
 

@@ -189,6 +189,47 @@ async def test_an_output_that_could_not_be_sent_is_kept_for_its_call_alone(alway
     assert (tools.calls, checked) == ([("ok", "c1", "{}")], ["ok"])
 
 
+class OutputsWait(OpenAIRealtime):
+    """A model whose outputs wait for the test before they are sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.release = asyncio.Event(), asyncio.Event()
+
+    async def send_event_if(self, command: Command, condition: Callable[[], bool]) -> bool:
+        if isinstance(command, SendToolOutput):
+            self.begun.set()
+            await self.release.wait()
+        return await super().send_event_if(command, condition)
+
+    async def send_event(self, command: Command) -> None:
+        if isinstance(command, SendToolOutput):
+            self.begun.set()
+            await self.release.wait()
+        await super().send_event(command)
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+async def test_a_call_that_is_repeated_while_its_output_is_sent_has_one_output(
+    rejected: bool,
+) -> None:
+    tools = NotedTools()
+    model = OutputsWait()
+    agent = Agent(name="A", tools=[tools.make("look", needs_approval=rejected)])
+    async with talk_to(agent, model=model) as talk:
+        await talk.call("look", call_id="c1")
+        if rejected:
+            await talk.event("tool_approval_required")
+            await talk.session.reject_tool_call("c1", message="no")
+        await model.begun.wait()
+        await talk.call("look", call_id="c1")
+        model.release.set()
+        await talk.event("tool_end")
+        await talk.settled()
+        assert talk.outputs == [("c1", "no" if rejected else "ok")]
+        assert talk.count("tool_end") == 1
+
+
 # --- what a tool returns -------------------------------------------------------------------------
 
 

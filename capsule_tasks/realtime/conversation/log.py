@@ -102,14 +102,19 @@ class _Entry:
             return False
         old, parts = self.whole(), self.parts()
         if total_ms:
-            while len(parts) <= at:
-                parts.append({"type": "output_audio"})
-            name = text_field(parts[at])
-            full = self.cuts[at].full if at in self.cuts else parts[at].get(name) or ""
-            self.cuts[at] = Cut.of(full, played_ms / total_ms)
-            parts[at] = {**parts[at], name: self.cuts[at].heard}
-        self.item = {**old, "content": parts, "status": "incomplete"}
+            part = parts[at] if at < len(parts) else {"type": "output_audio"}
+            full = self.cuts[at].full if at in self.cuts else part.get(text_field(part)) or ""
+            self.set_cut(at, Cut.of(full, played_ms / total_ms))
+        self.item = {**self.item, "status": "incomplete"}
         return self.item != old
+
+    def set_cut(self, at: int, cut: Cut) -> None:
+        self.cuts[at] = cut
+        parts = self.parts()
+        while len(parts) <= at:
+            parts.append({"type": "output_audio"})
+        parts[at] = {**parts[at], text_field(parts[at]): cut.heard}
+        self.item = {**self.item, "content": parts}
 
 
 class ConversationLog:
@@ -227,7 +232,7 @@ class ConversationLog:
             entry.response_id = event.response_id
             at = event.content_index
             if at in entry.cuts:
-                entry.cuts[at] = entry.cuts[at].grown(event.delta)
+                entry.set_cut(at, entry.cuts[at].grown(event.delta))
             else:
                 entry.grown.setdefault((at, event.is_transcript), []).append(event.delta)
         if change == "added":

@@ -129,8 +129,7 @@ def stored(item: Item, cuts: Mapping[int, Cut]) -> Item | None:
             given = {name: value for name, value in part.items() if value is not None}
             kept["content"].append(given)
             continue
-        cut = cuts.get(at)
-        text = part.get(text_field(part)) if cut is None else cut.heard
+        text, cut = part.get(text_field(part)), cuts.get(at)
         is_unheard = cut is not None and (cut.full or not cut.share)
         if not text and "audio" in kind and not is_unheard:
             text = WITHOUT_TRANSCRIPT

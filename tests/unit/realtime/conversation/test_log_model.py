@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from capsule_tasks.realtime.conversation import ConversationLog
 from capsule_tasks.realtime.conversation.versions import WITHOUT_TRANSCRIPT, stored
 from capsule_tasks.realtime.model import (
+    AudioInterrupted,
     InputTranscribed,
     ItemChanged,
     ItemDeleted,
@@ -56,8 +57,13 @@ def conversations(draw: st.DrawFn) -> tuple[list[list[ModelEvent]], list[Item]]:
                 ended = "completed" if draw(st.booleans()) else "cancelled"
                 own.append(ResponseEnded(item_id, ended))  # type: ignore[arg-type]
                 own.insert(0, ResponseStarted(item_id))
-                cut = {} if is_done or ended == "completed" else {"status": "incomplete"}
-                expected.append(kept("assistant", said, **cut))
+                is_cut = draw(st.booleans())
+                if is_cut:
+                    place = draw(st.integers(2, len(own)))
+                    own.insert(place, AudioInterrupted(item_id, 0, 500, 1000))
+                is_whole = not is_cut and (is_done or ended == "completed")
+                status = {} if is_whole else {"status": "incomplete"}
+                expected.append(kept("assistant", "words" if is_cut else said, **status))
             case "call":
                 own = [
                     ItemChanged(call(item_id, item_id, status="in_progress"), before),
@@ -90,6 +96,8 @@ def test_any_interleaving_is_stored_once_and_in_order(
             announced += 1
         assert [item["id"] for item in log.items()] == [f"i{n}" for n in range(announced)]
         taken += log.take_final()
+        for correction in log.take_corrections():
+            taken[taken.index(correction.stored)] = correction.now or {}
     taken += log.take_final(at_end=True)
     assert len(taken) == len(expected)
     for found, wanted, item in zip(taken, expected, log.items(), strict=True):
@@ -100,7 +108,7 @@ def test_any_interleaving_is_stored_once_and_in_order(
             assert found in (wanted, kept("user", WITHOUT_TRANSCRIPT))
             assert stored(item, {}) == wanted
         else:
-            assert found == wanted
+            assert found == wanted == stored(item, {})
 
 
 @given(st.lists(st.integers(0, 12), max_size=30), st.lists(st.integers(0, 30), max_size=10))

@@ -164,6 +164,8 @@ class Connection:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.wait([waiting])
+                if not waiting.cancelled():
+                    waiting.exception()  # that it was cancelled; unread, it would be logged
 
     def _end_pause(self) -> None:
         if self._pause_is_over is not None and not self._pause_is_over.done():

@@ -380,7 +380,10 @@ async def test_close_leaves_nothing_behind(model: OpenAIRealtime, server: Realti
 
 
 async def test_close_in_the_middle_of_a_pause(
-    model: OpenAIRealtime, server: RealtimeServer, heard: Heard
+    model: OpenAIRealtime,
+    server: RealtimeServer,
+    heard: Heard,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.add("Hello.")
     await opened(model, server)
@@ -389,6 +392,8 @@ async def test_close_in_the_middle_of_a_pause(
     await heard.wait(ItemChanged)
     await model.close()
     await server.wait_for_open(0)
+    gc.collect()
+    assert caplog.records == [], "nothing is left that was not awaited"
 
 
 async def test_close_from_what_the_reader_waits_for(

@@ -15,6 +15,7 @@ other as behind it.
 - *websocket_us_per_event*: what of it the library `websockets` alone takes, which both sides use:
   a client that reads the same events and throws them away. *added_us_over_peer* is what is added to
   that, ours over theirs.
+- *long_…*: the same for conversations of 300 turns.
 - *paced_…*: the same with a server that sends an event each millisecond, so that every event wakes
   the event loop. The other server sends as fast as it can, and several events come at once.
 - *memory_per_session_kb*, *peer_memory_per_session_kb*: what 500 open sessions of one process hold
@@ -54,6 +55,8 @@ _DELTAS = 50
 _AUDIO_BYTES_PER_DELTA = 9_600
 """200 ms in 16 bits at 24 kHz."""
 _ROUNDS = 12
+_LONG_TURNS = 300
+_LONG_ROUNDS = 3
 _PAUSE_S = 0.001
 _PACED_TURNS = 6
 _PACED_ROUNDS = 6
@@ -297,6 +300,8 @@ def measure() -> Figures:
     agents.set_tracing_disabled(True)
     with _server() as url:
         figures = asyncio.run(_events(url, _TURNS, _ROUNDS))
+        long = asyncio.run(_events(url, _LONG_TURNS, _LONG_ROUNDS))
+        figures |= {f"long_{name}": value for name, value in long.items()}
         figures["memory_per_session_kb"] = _memory(url, "ours")
         figures["peer_memory_per_session_kb"] = _memory(url, "peer")
     with _server(_PAUSE_S) as url:

@@ -150,11 +150,11 @@ class Guarding:
         guardrails: Sequence[InputGuardrail | OutputGuardrail],
         text: str,
     ) -> tuple[GuardrailResult, ...]:
-        """The results of the guardrails that tripped."""
+        """The results of the guardrails that tripped; a message of images alone has no text."""
         results: list[GuardrailResult] = []
         able = snapshot.able
         checks = Guardrails(able.agent, able.identity, self._host.context, results.append)
-        if guardrails and await checks.trips(kind, guardrails, text):
+        if text and guardrails and await checks.trips(kind, guardrails, text):
             return tuple(each for each in results if each.tripped)
         return ()
 

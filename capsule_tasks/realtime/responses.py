@@ -75,10 +75,11 @@ class Responses:
 
         Returns the names of input guardrails that have refused what it is about: it is stopped.
         """
-        if response_id in self._answers:
+        known = self._answers.get(response_id)
+        if known is not None and not known.has_ended:
             return ()
         before, self.latest = self.latest, response_id
-        if before is not None:
+        if before is not None and before != response_id:
             self._forget(before)
         if self._has_new_input:
             self._turn += 1

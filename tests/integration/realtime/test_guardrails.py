@@ -238,6 +238,25 @@ async def test_a_guardrail_that_fails_does_not_end_the_session(
     assert talk.count("error") == 0
 
 
+async def test_a_stop_that_fails_is_an_error_event_and_the_session_goes_on() -> None:
+    class CannotStop(OpenAIRealtime):
+        async def send_event_if(self, command: Command, condition: Callable[[], bool]) -> bool:
+            if isinstance(command, Interrupt):
+                raise OSError("no stop")
+            return await super().send_event_if(command, condition)
+
+    guardrails = [Guardrail().of_output()]
+    async with guarded(model=CannotStop(), output_guardrails=guardrails) as talk:
+        talk.replies += [writes("This is a secret."), writes("Hello again.")]
+        await talk.session.send_message("hi")
+        await talk.event("guardrail_tripped")
+        error = await talk.event("error")
+        await talk.session.send_message("hi")
+        ends = [await talk.event("agent_end") for _ in range(2)]
+    assert str(error.error) == "no stop"
+    assert [end.status for end in ends] == ["completed", "completed"]
+
+
 async def test_a_close_cancels_running_checks_and_nothing_is_sent_afterwards() -> None:
     guardrail, hold = Guardrail().held(), Hold()
     async with guarded(output_guardrails=[guardrail.of_output()]) as talk:

@@ -350,6 +350,14 @@ async def test_each_guardrail_sees_a_message_once() -> None:
     assert (before.texts, beside.texts) == (["hello"], ["hello"])
 
 
+async def test_a_message_without_text_is_not_checked() -> None:
+    guardrails = [Guardrail().of_input(parallel) for parallel in (True, False)]
+    session = Session(input_guardrails=[Guardrail(word="").of_input(), *guardrails])
+    assert await session.guarding.allows("")
+    session.guarding.said("", None)
+    assert await session.settled() == []
+
+
 async def test_a_transcript_is_seen_by_all_input_guardrails() -> None:
     before, beside = Guardrail("before"), Guardrail("beside")
     guardrails = [before.of_input(parallel=False), beside.of_input()]

@@ -106,6 +106,16 @@ def test_a_start_that_comes_twice_changes_nothing() -> None:
     assert responses.latest == "b"
 
 
+def test_a_server_without_ids_of_answers_is_checked_all_the_same() -> None:
+    responses = Responses(5)
+    for text in ("secret", "hello"):
+        responses.started("", ONE, is_checked=True)
+        assert texts([responses.text("", "item", text)]) == [text]
+        assert responses.stop("")
+        responses.ended("")
+        responses.checked("")
+
+
 def test_a_refused_input_stops_the_answer_that_began_after_it() -> None:
     responses = answers(a="")
     responses.heard("question", ONE)

@@ -110,19 +110,20 @@ class Connection:
         """
         if not messages:
             return True
-        self._write_now(messages[:-1])
+        *first, last = [msgspec.json.encode(message) for message in messages]
+        self._write_now(first)
         try:
-            await self._websocket.send(msgspec.json.encode(messages[-1]), text=True)
+            await self._websocket.send(last, text=True)
         except ConnectionClosed as closed:
             raise RealtimeLost(str(closed)) from closed
         if self._websocket.close_code is not None:  # since the buffer was full
             raise RealtimeLost("it ended while a message was sent")
         return True
 
-    def _write_now(self, messages: list[Message]) -> None:
+    def _write_now(self, messages: list[bytes]) -> None:
         """Write messages without waiting for room in the buffer; a lost connection takes none."""
         for message in messages:
-            broadcast((self._websocket,), msgspec.json.encode(message).decode())
+            broadcast((self._websocket,), message.decode())
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -133,7 +134,8 @@ class Connection:
                 raw = await self._websocket.recv(decode=False)
                 if self._closing is None:
                     self._pauses += self._watch(raw)
-                    self._write_now(self._protocol.received(raw))
+                    answers = self._protocol.received(raw)
+                    self._write_now([msgspec.json.encode(answer) for answer in answers])
                     if self._pauses:
                         await self._pause()
         except ConnectionClosedOK:

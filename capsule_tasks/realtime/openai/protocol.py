@@ -199,6 +199,8 @@ class Protocol:
             self._apart.add(response.id)
             self._audio.silence(response.id)
         messages = self._gate.created(response.id)
+        if response.id and messages:  # it was interrupted before it began
+            self._audio.silence(response.id)
         self._emit(ResponseStarted(response.id or ""))
         return messages
 

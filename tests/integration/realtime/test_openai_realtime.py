@@ -271,6 +271,18 @@ async def test_a_command_is_sent_if_its_condition_holds(
     assert kinds == ["session.update", "conversation.item.create", "response.create"]
 
 
+async def test_items_that_are_no_json_are_not_sent_in_part(
+    model: OpenAIRealtime, server: RealtimeServer
+) -> None:
+    await opened(model, server)
+    parts = [{"type": "input_image", "image_url": object()}]
+    items = ({"role": "user", "content": "Hi"}, {"role": "user", "content": parts})
+    with pytest.raises(TypeError):
+        await model.send_event(SendItems(items))
+    await model.send_event(UpdateSettings(agent()))
+    assert server.count("conversation.item.create") == 0
+
+
 async def test_nothing_comes_between_a_condition_and_the_write(
     model: OpenAIRealtime, server: RealtimeServer
 ) -> None:

@@ -79,6 +79,15 @@ def test_an_interruption_of_a_response_leaves_another_one_alone(server: Server) 
     assert server.do(Interrupt("resp_0")) == []
 
 
+def test_an_answer_that_was_interrupted_before_it_began_is_not_heard(server: Server) -> None:
+    server.do(SendMessage(()))
+    assert server.do(Interrupt()) == []
+    assert server.response("created")[1:] == [{**CANCEL, "event_id": "cancel_2"}]
+    assert server.speaks(bytes(480)) == []
+    server.response("done", status="cancelled")
+    assert len(server.audio) == 0
+
+
 def test_an_answer_that_was_played_is_not_truncated(server: Server) -> None:
     server.response("created")
     server.speaks(bytes(4800))

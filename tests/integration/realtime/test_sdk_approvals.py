@@ -193,6 +193,31 @@ async def test_a_standing_rejection_is_told_to_later_calls_that_need_an_approval
     assert (asked, tools.calls) == (["c1", "c2"], [])
 
 
+async def test_a_standing_decision_holds_for_an_agent_of_the_same_name_from_elsewhere() -> None:
+    tools = NotedTools()
+    agent = Agent(name="A", tools=[tools.make("pay", needs_approval=True)])
+    async with talk_to(agent) as talk:
+        await talk.call("pay", call_id="c1")
+        await talk.event("tool_approval_required")
+        await talk.session.approve_tool_call("c1", always=True)
+        await talk.event("tool_end")
+        await talk.session.update_agent(agent.clone(instructions="Be brief."))
+        await talk.call("pay", call_id="c2")
+        assert await talk.output("c2") == "ok"
+        assert talk.count("tool_approval_required") == 1
+
+
+async def test_a_call_that_needs_no_approval_is_made_after_a_standing_rejection() -> None:
+    tools = NotedTools()
+    pay = tools.make("pay", needs_approval=lambda context: context.call_id == "c1")
+    async with talk_to(Agent(name="A", tools=[pay])) as talk:
+        await talk.call("pay", call_id="c1")
+        await talk.event("tool_approval_required")
+        await talk.session.reject_tool_call("c1", always=True)
+        await talk.call("pay", call_id="c2")
+        assert await talk.output("c2") == "ok"
+
+
 @pytest.mark.parametrize("approved", [True, False], ids=["approved", "rejected"])
 @pytest.mark.parametrize("awaited", ["needs_approval", "guardrail", "guardrail that rejects"])
 async def test_a_standing_decision_counts_for_a_call_that_is_being_looked_at(

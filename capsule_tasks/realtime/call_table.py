@@ -13,6 +13,7 @@ goes on with the decision then.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,8 +24,7 @@ from msgspec.structs import replace
 from capsule_tasks.errors import CallChanged, UnknownCall
 from capsule_tasks.runs.approvals import PendingCall
 from capsule_tasks.runs.engine.ports import UNCERTAIN
-from capsule_tasks.runs.identity import AgentId
-from capsule_tasks.runs.records import CodeSession, Spent
+from capsule_tasks.runs.records import CodeSession
 from capsule_tasks.runs.state import RunState
 
 ABANDONED = "This call was not made: the session ended before."
@@ -32,9 +32,6 @@ ABANDONED = "This call was not made: the session ended before."
 
 _KNOWN_SENT = 4096
 """The calls with sent outputs that are known if the model makes them again."""
-
-_NOBODY = AgentId("nobody")
-"""The agent in the table's own RunState, where nothing asks for it."""
 
 
 class CallStatus(StrEnum):
@@ -47,7 +44,7 @@ class CallStatus(StrEnum):
     UNSENT = "unsent"
     """The output is made and recorded; the model does not have it."""
     SENT = "sent"
-    """The model has the output; of the call only the fingerprint is known."""
+    """The model has the output."""
 
 
 _C = CallStatus
@@ -65,8 +62,6 @@ TRANSITIONS: dict[CallStatus, frozenset[CallStatus]] = {
 class _Call:
     pending: PendingCall
     status: CallStatus = CallStatus.RUNNING
-    was_decided: bool = False
-    """Whether a call was decided about that the inner run waited for when it was noted last."""
 
     def move(self, to: CallStatus) -> None:
         if to not in TRANSITIONS[self.status]:
@@ -77,9 +72,8 @@ class _Call:
 class CallTable:
     """The calls of one session."""
 
-    def __init__(self, run_id: str, state: RunState | None = None) -> None:
-        if state is None:
-            state = RunState(run_id=run_id, start_agent=_NOBODY, agent=_NOBODY)
+    def __init__(self, state: RunState) -> None:
+        """`state` is the one to go on from."""
         self.state = replace(state, usage=())
         """The calls that wait, the decisions, the inner runs, and the usage of those that ended."""
         self.begun: set[str] = set()
@@ -87,8 +81,8 @@ class CallTable:
         self.abandoned: tuple[PendingCall, ...] = ()
         """The calls that waited, and were abandoned at the end."""
         self._calls = {each.call_id: _Call(each, _C.WAITING) for each in state.calls}
-        self._sent: dict[str, str] = {}
-        """The fingerprints of calls whose outputs were sent, the latest last."""
+        self._sent: deque[str] = deque()
+        """The ids of the known calls whose outputs were sent, the latest last."""
         self._is_over = False
 
     def called(self, call: PendingCall) -> Literal["run", "ignore", "send"]:
@@ -99,13 +93,12 @@ class CallTable:
         if self._is_over:
             return "ignore"
         known = self._calls.get(call.call_id)
-        before = known.pending.fingerprint if known else self._sent.get(call.call_id)
-        if before is None:
+        if known is None:
             self._calls[call.call_id] = _Call(call)
             return "run"
-        if before != call.fingerprint:
+        if known.pending.fingerprint != call.fingerprint:
             raise CallChanged(call.call_id, "it was made with another tool or other arguments")
-        return "send" if known and known.status is _C.UNSENT else "ignore"
+        return "send" if known.status is _C.UNSENT else "ignore"
 
     def without_approval(self, call: PendingCall) -> PendingCall:
         """The call, about which nobody needs to be asked."""
@@ -116,8 +109,7 @@ class CallTable:
     def waits(self, call_id: str) -> bool:
         """Have a call wait for people; False if it goes on, since they have decided meanwhile."""
         call = self._calls[call_id]
-        if call.was_decided:
-            call.was_decided = False
+        if not self._has_to_wait(call.pending):
             return False
         call.move(_C.WAITING)
         self.state = self.state.with_calls([call.pending])
@@ -132,31 +124,31 @@ class CallTable:
         """
         if all(call_id != each.call_id for each in self.state.unresolved()):
             raise UnknownCall(call_id, "no waiting call of the session has this id")
-        waiting = [each for each in self._calls.values() if each.status is _C.WAITING]
-        before = [self._undecided(each) for each in waiting]
         if approved:
             self.state = self.state.approve(call_id, always=always)
         else:
             self.state = self.state.reject(call_id, always=always, message=message)
-        found = []
-        for each, count in zip(waiting, before, strict=True):
-            if self._undecided(each) < count:
-                found.append(self._go_on(each))
-        return found
+        waiting = [each for each in self._calls.values() if each.status is _C.WAITING]
+        decided = [each for each in waiting if not self._has_to_wait(each.pending)]
+        for each in decided:
+            each.move(_C.RUNNING)
+        return [each.pending for each in decided]
 
     def resume(self) -> list[PendingCall]:
-        """Have all waiting calls go on: those of another session, which a decision may be about."""
-        return [self._go_on(each) for each in self._calls.values() if each.status is _C.WAITING]
+        """Have all calls of the given state go on, whether they were decided about or not."""
+        waiting = [each for each in self._calls.values() if each.status is _C.WAITING]
+        for each in waiting:
+            each.move(_C.RUNNING)
+        return [each.pending for each in waiting]
 
     def note_inner(self, call_id: str, inner: RunState) -> None:
         """Keep an inner run as it is after a turn, with decisions that came during the turn."""
         if self._is_over:
             return
-        known = self.state.nested.get(call_id)
-        after = inner.with_standing(*self.state.approvals.standing)
-        after = after if known is None else _with_decisions_of(known, after)
-        self._calls[call_id].was_decided = len(after.unresolved()) < len(inner.unresolved())
-        self.state = replace(self.state, nested=self.state.nested | {call_id: after})
+        inner = inner.with_standing(*self.state.approvals.standing)
+        if (known := self.state.nested.get(call_id)) is not None:
+            inner = _with_decisions_of(known, inner)
+        self.state = replace(self.state, nested=self.state.nested | {call_id: inner})
 
     def note_code(self, code: CodeSession) -> None:
         self.state = self.state.with_code(code)
@@ -174,11 +166,10 @@ class CallTable:
 
     def sent(self, call_id: str) -> None:
         """Note that the model has the output of a call."""
-        call = self._calls.pop(call_id)
-        call.move(_C.SENT)
-        self._sent[call_id] = call.pending.fingerprint
+        self._calls[call_id].move(_C.SENT)
+        self._sent.append(call_id)
         if len(self._sent) > _KNOWN_SENT:
-            del self._sent[next(iter(self._sent))]
+            del self._calls[self._sent.popleft()]
 
     def end(self, open_approvals: Literal["return", "abandon"]) -> Mapping[str, str]:
         """End the session; the outputs, by call, that are to be recorded. Again, there are none.
@@ -208,7 +199,7 @@ class CallTable:
         calls = {each: call for each, call in self._open() if each not in self.begun}
         inner = {each: found for each, found in self.state.nested.items() if each in calls}
         for used in self.state.usage:
-            state = state.with_usage(used.agent, Spent().plus(used))
+            state = state.with_usage(used.agent, used)
         return replace(
             state,
             calls=tuple(call.pending for call in calls.values()),
@@ -222,17 +213,12 @@ class CallTable:
         closed = (_C.UNSENT, _C.SENT)
         return [(each, call) for each, call in self._calls.items() if call.status not in closed]
 
-    def _undecided(self, call: _Call) -> int:
-        """How many decisions a call waits for."""
-        pending = call.pending
-        own = pending.needs_approval and self.state.decision_for(pending) is None
-        inner = self.state.nested.get(pending.call_id)
-        return own + (0 if inner is None else len(inner.unresolved()))
-
-    def _go_on(self, call: _Call) -> PendingCall:
-        call.was_decided = False
-        call.move(_C.RUNNING)
-        return call.pending
+    def _has_to_wait(self, call: PendingCall) -> bool:
+        """Whether a call that needs decisions has none yet that it could go on with."""
+        if call.needs_approval and self.state.decision_for(call) is None:
+            return True
+        inner = self.state.nested.get(call.call_id)
+        return inner is not None and not _has_decision(inner)
 
     def _forget(self, call_ids: Collection[str]) -> None:
         """Forget what is known of calls that have outputs now, except for their usage."""
@@ -244,16 +230,24 @@ class CallTable:
         self.state = self.state.without_calls(call_ids)
 
 
+def _has_decision(run: RunState) -> bool:
+    """Whether people have decided about a call that waits in a run, or in one within it."""
+    return any(
+        _has_decision(run.nested[call.call_id])
+        if call.call_id in run.nested
+        else call.needs_approval and run.decision_for(call) is not None
+        for call in run.calls
+    )
+
+
 def _with_decisions_of(before: RunState, after: RunState) -> RunState:
     """An inner run after a turn, with decisions about its calls that came during the turn."""
-    waiting = {call.call_id: call for call in after.calls}
-    approvals = after.approvals
-    for decision in before.approvals.exact:
-        call = waiting.get(decision.call_id or "")
-        if call is not None and decision not in approvals.exact:
-            approvals = approvals.with_decision(call, decision)
+    waiting = {call.call_id for call in after.calls}
+    known = after.approvals.exact
+    new = [each for each in before.approvals.exact if each.call_id in waiting and each not in known]
     nested = {
         each: _with_decisions_of(before.nested[each], inner) if each in before.nested else inner
         for each, inner in after.nested.items()
     }
+    approvals = replace(after.approvals, exact=(*known, *new))
     return replace(after, approvals=approvals, nested=nested)

@@ -153,7 +153,7 @@ class Guarding:
         """The results of the guardrails that tripped; a message of images alone has no text."""
         results: list[GuardrailResult] = []
         able = snapshot.able
-        checks = Guardrails(able.agent, able.identity, self._host.context, results.append)
+        checks = Guardrails(able.agent, able.identity, snapshot.run.context, results.append)
         if text and guardrails and await checks.trips(kind, guardrails, text):
             return tuple(each for each in results if each.tripped)
         return ()

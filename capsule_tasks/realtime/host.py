@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from capsule_tasks.realtime.events import RealtimeEvent
 from capsule_tasks.realtime.model import AgentSettings, Command
 from capsule_tasks.runs.agents.agent import Agent
-from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.engine.setup import Abilities, RunSetup
 
 
@@ -30,9 +29,6 @@ class AgentSnapshot:
 
 class SessionHost(Protocol):
     """A session, for the parts that it consists of."""
-
-    @property
-    def context(self) -> RunContext: ...
 
     @property
     def snapshot(self) -> AgentSnapshot:

@@ -73,13 +73,11 @@ class _OpenCall:
 class ToolCalls:
     """The tool calls of one session."""
 
-    def __init__(
-        self, host: SessionHost, record: Callable[[Item], None], state: RunState | None
-    ) -> None:
+    def __init__(self, host: SessionHost, record: Callable[[Item], None], state: RunState) -> None:
         """`record` puts an output into the conversation; `state` is the one to go on from."""
         self._host = host
         self._record = record
-        self._table = CallTable(host.context.run_id, state)
+        self._table = CallTable(state)
         self._open: dict[str, _OpenCall] = {}
 
     def called(self, event: ToolCalled, snapshot: AgentSnapshot) -> None:

@@ -106,7 +106,7 @@ class RealtimeSession:
         self._writer = HistoryWriter(history, state, self._report)
         responses = Responses(config.guardrail_debounce_chars)
         self._guarding = Guarding(self, config, responses)
-        self._calls = ToolCalls(self, self._record, state)
+        self._calls = ToolCalls(self, self._record, begun)
         self._listener = ModelListener(
             host=self,
             queue=self._queue,

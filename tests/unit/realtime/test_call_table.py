@@ -39,7 +39,7 @@ def inner(*calls: PendingCall, tokens: int = 0) -> RunState:
 
 
 def waiting(*calls: PendingCall) -> CallTable:
-    table = CallTable("run")
+    table = CallTable(base())
     for each in calls:
         table.called(each)
         table.waits(each.call_id)
@@ -54,7 +54,7 @@ def of_bank(*call_ids: str) -> list[PendingCall]:
 
 
 def test_a_call_runs_once_and_its_output_is_sent_again_only_while_the_model_lacks_it() -> None:
-    table = CallTable("run")
+    table = CallTable(base())
     assert table.called(call()) == "run"
     assert table.called(call()) == "ignore"
     table.waits("c1")
@@ -71,7 +71,7 @@ def test_a_call_runs_once_and_its_output_is_sent_again_only_while_the_model_lack
 def test_a_known_id_with_another_tool_or_arguments_is_refused(
     other: PendingCall, stage: str
 ) -> None:
-    table = CallTable("run")
+    table = CallTable(base())
     table.called(call())
     if stage == "waiting":
         table.waits("c1")
@@ -87,7 +87,7 @@ def test_the_calls_whose_outputs_were_sent_are_known_up_to_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(call_table, "_KNOWN_SENT", 2)
-    table = CallTable("run")
+    table = CallTable(base())
     for each in ("c1", "c2", "c3"):
         table.called(call(each))
         table.made(each)
@@ -98,7 +98,7 @@ def test_the_calls_whose_outputs_were_sent_are_known_up_to_a_number(
 
 def test_every_status_has_its_moves() -> None:
     assert TRANSITIONS.keys() == set(CallStatus)
-    table = CallTable("run")
+    table = CallTable(base())
     table.called(call())
     table.made("c1")
     with pytest.raises(AssertionError, match="is unsent, not to be waiting"):
@@ -136,7 +136,7 @@ def test_a_standing_decision_releases_all_waiting_calls_of_its_tool_and_holds_fo
 
 @pytest.mark.parametrize("status", ["unknown", "running", "decided", "unsent", "sent", "over"])
 def test_only_a_waiting_call_can_be_decided_about_and_only_once(status: str) -> None:
-    table = waiting(call()) if status != "running" else CallTable("run")
+    table = waiting(call()) if status != "running" else CallTable(base())
     if status == "running":
         table.called(call())
     if status in ("decided", "unsent", "sent"):
@@ -155,7 +155,7 @@ def test_only_a_waiting_call_can_be_decided_about_and_only_once(status: str) -> 
 
 
 def with_agent_called() -> CallTable:
-    table = CallTable("run")
+    table = CallTable(base())
     table.called(call("ask"))
     assert not table.without_approval(call("ask")).needs_approval
     return table
@@ -207,13 +207,14 @@ def test_so_is_none_about_a_call_of_an_agent_within_that_agent() -> None:
 def test_standing_decisions_reach_inner_runs_that_go_on() -> None:
     table = with_inner("t1")
     table.called(call("ask2"))
+    table.without_approval(call("ask2"))
     table.decide("t1", approved=True, always=True)
     table.note_inner("ask2", inner(*of_bank("t9")))
     assert not table.waits("ask2")
 
 
 def test_the_usage_of_an_inner_run_is_counted_once_it_is_over() -> None:
-    table = CallTable("run")
+    table = CallTable(base())
     table.called(call("ask"))
     table.note_inner("ask", inner(tokens=5))
     assert table.in_state(base()).total_usage().input_tokens == 5  # by the inner run itself
@@ -225,7 +226,7 @@ def test_the_usage_of_an_inner_run_is_counted_once_it_is_over() -> None:
 
 def test_usage_of_the_state_to_go_on_from_is_not_counted_twice() -> None:
     state = base().with_usage(SHOP, Spent(input_tokens=2))
-    assert CallTable("run", state).in_state(state).total_usage().input_tokens == 2
+    assert CallTable(state).in_state(state).total_usage().input_tokens == 2
 
 
 # --- the end, and going on -----------------------------------------------------------------------
@@ -292,7 +293,7 @@ def test_another_session_goes_on_with_the_calls_the_decisions_and_the_code_sessi
     before.note_code(CodeSession(session_id="code", last_call=3))
     before.end("return")
     state = before.in_state(base()).approve("c2")
-    table = CallTable("run", state)
+    table = CallTable(state)
     assert [each.call_id for each in table.resume()] == ["c1", "c2"]
     assert table.resume() == []
     assert table.state.decision_for(call("c1")) is None
@@ -303,7 +304,7 @@ def test_another_session_goes_on_with_the_calls_the_decisions_and_the_code_sessi
 
 
 def test_a_call_of_the_state_can_be_decided_about_before_it_is_looked_at_again() -> None:
-    table = CallTable("run", base().with_calls([call()]))
+    table = CallTable(base().with_calls([call()]))
     table.resume()
     assert table.decide("c1", approved=True) == []
     assert table.state.decision_for(call()) is not None
@@ -319,7 +320,7 @@ class Calls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = CallTable("run")
+        self.table = CallTable(base())
         self.runs: Counter[str] = Counter()
         """How often a function was called."""
         self.recorded: dict[str, str] = {}

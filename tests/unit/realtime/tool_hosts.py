@@ -41,7 +41,7 @@ class ToolHost:
         self.handing_over: Callable[[], None] = lambda: None
         self.items: list[Item] = []
         """The outputs in the conversation."""
-        self.calls = ToolCalls(self, self.items.append, state)
+        self.calls = ToolCalls(self, self.items.append, state or self.first_state())
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -81,9 +81,11 @@ class ToolHost:
     @property
     def state(self) -> RunState:
         """The state of the session, as it is read back from where it was stored."""
+        return RunState.from_string(self.calls.in_state(self.first_state()).to_string())
+
+    def first_state(self) -> RunState:
         first = self.book.identity(self.first)
-        state = RunState(run_id="run", start_agent=first, agent=first)
-        return RunState.from_string(self.calls.in_state(state).to_string())
+        return RunState(run_id="run", start_agent=first, agent=first)
 
     def seen(self, kind: str) -> list[Any]:
         return [event for event in self.events if event.type == kind]

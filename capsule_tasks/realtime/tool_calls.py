@@ -8,7 +8,7 @@ come. A call that waits for people has no task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -36,13 +36,13 @@ from capsule_tasks.realtime.host import AgentSnapshot, SessionHost
 from capsule_tasks.realtime.model import SendToolOutput, ToolCalled
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.handoffs import Handoff
-from capsule_tasks.runs.agents.tools import AgentTool, Tool
+from capsule_tasks.runs.agents.tools import AgentTool
 from capsule_tasks.runs.approvals import PendingCall
 from capsule_tasks.runs.engine.deciding import about_unknown, call_of, output_item
 from capsule_tasks.runs.engine.guardrails import Guardrails, shown
 from capsule_tasks.runs.engine.nested import run_inner
 from capsule_tasks.runs.engine.ports import UNCERTAIN, InProcessPorts, Output
-from capsule_tasks.runs.engine.setup import AgentBook, RunSetup, told_of_handoff
+from capsule_tasks.runs.engine.setup import RunSetup, told_of_handoff
 from capsule_tasks.runs.engine.tools import ToolCaller, withheld
 from capsule_tasks.runs.engine.turn import Turn
 from capsule_tasks.runs.records import GuardrailResult, Item
@@ -60,9 +60,6 @@ class _OpenCall:
     snapshot: AgentSnapshot
     """The agent that was told to the model when it made the call."""
     ports: InProcessPorts
-    is_looked_at: bool = False
-    """Whether it is known if people are to be asked about the call."""
-    tool: Tool | AgentTool | None = None
     is_started: bool = False
     asked: set[str] = field(default_factory=set)
     """The ids of the calls that people were asked about."""
@@ -93,7 +90,7 @@ class ToolCalls:
             self._host.emit(RealtimeErrorEvent(error))
             return
         if step == "run":
-            self._begin(call, snapshot, is_looked_at=False)
+            self._begin([call], snapshot)
         elif step == "send":
             self._open[call.call_id].wants_output.set()
 
@@ -102,13 +99,12 @@ class ToolCalls:
 
         Raises UnknownCall if no such call waits.
         """
-        for call in self._table.decide(call_id, approved=True, always=always):
-            self._go_on(call)
+        self._go_on(self._table.decide(call_id, approved=True, always=always))
 
     def reject(self, call_id: str, *, always: bool = False, message: str | None = None) -> None:
         """Reject a waiting call; the message is for the model. Raises UnknownCall."""
-        for call in self._table.decide(call_id, approved=False, always=always, message=message):
-            self._go_on(call)
+        decided = self._table.decide(call_id, approved=False, always=always, message=message)
+        self._go_on(decided)
 
     def resume(self, snapshot: AgentSnapshot) -> None:
         """Go on with the calls of the state: make them, or ask people about them again.
@@ -118,8 +114,7 @@ class ToolCalls:
         calls = self._table.resume()
         for call in calls:
             snapshot.run.book.agent(call.agent)
-        for call in calls:
-            self._begin(call, snapshot, is_looked_at=True)
+        self._begin(calls, snapshot)
 
     def end(self, open_approvals: Literal["return", "abandon"]) -> tuple[PendingCall, ...]:
         """Record the outputs of calls that are not made any more; answers the abandoned ones.
@@ -136,16 +131,20 @@ class ToolCalls:
 
     # --- the way of a call -----------------------------------------------------------------------
 
-    def _begin(self, call: PendingCall, snapshot: AgentSnapshot, *, is_looked_at: bool) -> None:
-        ports = InProcessPorts(partial(self._publish, call))
-        self._open[call.call_id] = _OpenCall(snapshot, ports, is_looked_at)
-        self._go_on(call)
+    def _begin(self, calls: Iterable[PendingCall], snapshot: AgentSnapshot) -> None:
+        for call in calls:
+            ports = InProcessPorts(partial(self._publish, call))
+            self._open[call.call_id] = _OpenCall(snapshot, ports)
+        self._go_on(calls)
 
-    def _go_on(self, call: PendingCall) -> None:
-        self._host.start(self._answered(call), f"call {call.call_id} of {call.tool.name}")
+    def _go_on(self, calls: Iterable[PendingCall]) -> None:
+        for call in calls:
+            self._host.start(self._answered(call), f"call {call.call_id} of {call.tool.name}")
 
     async def _answered(self, call: PendingCall) -> None:
         """Make a call as far as that is possible now, and have the model get its output."""
+        failure = None
+        output: Output | None
         try:
             output = await self._output(call)
         except RealtimeClosed:  # `end` says what becomes of the call
@@ -154,40 +153,36 @@ class ToolCalls:
             self._refuse_cancel(cancel)
             output = UNCERTAIN
         except Exception as error:  # noqa: BLE001  the model would wait for the output in vain
-            if (text := withheld(error)) is not None:
-                self._made(call, text)
-            self._host.fail(error)
-            return
-        if output is not None:
+            failure, output = error, withheld(error)
+        if output is not None and self._table.made(call.call_id):
             text = _as_text(output)
-            if self._made(call, text):
+            self._record(output_item(call.call_id, text))
+            if failure is None:
                 await self._sent(call, text)
+        if failure is not None:
+            self._host.fail(failure)
 
     async def _output(self, call: PendingCall) -> Output | None:
         """The output of a call; None if it waits for people."""
         opened = self._open[call.call_id]
-        snapshot = opened.snapshot = await _snapshot_of(call, opened.snapshot)
-        able = snapshot.able
+        opened.snapshot = await _snapshot_of(call, opened.snapshot)
+        able = opened.snapshot.able
         if call.tool not in able.tools:
             if call.tool.name in able.handoffs:
-                return await self._handed_over(call, able.handoffs[call.tool.name], snapshot)
-            text = about_unknown(call, able.tools.keys(), able.handoffs.keys())
+                return await self._handed_over(call, able.handoffs[call.tool.name], opened.snapshot)
             about = f"agent {able.agent.name!r} called {call.tool.name!r}, which it does not have"
             self._host.emit(RealtimeErrorEvent(ModelMisbehaved(about)))
-            return text
-        tool = opened.tool = able.tools[call.tool]
-        caller = self._caller(call, opened)
-        if not opened.is_looked_at:
+            return about_unknown(call, able.tools.keys(), able.handoffs.keys())
+        tool, caller = able.tools[call.tool], self._caller(opened)
+        if call not in self._table.state.calls:  # else people were asked about it already
             if not await caller.needs_approval(tool, call):
                 call = self._table.without_approval(call)
             elif (rejection := await caller.rejected_early(tool, call)) is not None:
                 return rejection
-            opened.is_looked_at = True
         if call.needs_approval:
             decision = self._table.state.decision_for(call)
             if decision is None:
-                self._table.waits(call.call_id)
-                self._ask(call, opened)
+                self._waits(call, opened)
                 return None
             if not decision.approved:
                 return decision.rejection
@@ -200,7 +195,7 @@ class ToolCalls:
     ) -> Output | None:
         """The output of an agent used as a tool; None if calls of that agent wait for people."""
         if not opened.is_started:
-            self._show_start(call, opened)
+            opened.ports.publish("tool_started", opened.snapshot.agent.name)
         # A turn notes its number and its usage in the context, and other calls run beside it.
         run = opened.snapshot.run
         run = replace(run, context=copy(run.context))
@@ -208,11 +203,20 @@ class ToolCalls:
         while True:
             state = self._table.state
             output = await run_inner(run, state, tool, call, opened.ports, Turn, note)
-            if output is not None:
+            if output is not None or self._waits(call, opened):
                 return output
-            if self._table.waits(call.call_id):
-                self._ask(call, opened)
-                return None
+
+    def _waits(self, call: PendingCall, opened: _OpenCall) -> bool:
+        """Have a call wait for people, and ask them; False if they have decided meanwhile."""
+        if not self._table.waits(call.call_id):
+            return False
+        state = msgspec.structs.replace(self._table.state, calls=(call,))
+        for each, agent in _undecided(opened.snapshot.run, state):
+            if each.call_id not in opened.asked:
+                opened.asked.add(each.call_id)
+                about = agent, each.tool.name, each.call_id, each.arguments
+                self._host.emit(RealtimeToolApprovalRequired(*about))
+        return True
 
     async def _handed_over(
         self, call: PendingCall, handoff: Handoff, snapshot: AgentSnapshot
@@ -238,13 +242,6 @@ class ToolCalls:
             return f"The conversation was not handed over to {handoff.agent.name!r}: {error}"
         return output
 
-    def _made(self, call: PendingCall, text: str) -> bool:
-        """Record an output. False if the session is over, whose history has another one."""
-        if not self._table.made(call.call_id):
-            return False
-        self._record(output_item(call.call_id, text))
-        return True
-
     async def _sent(self, call: PendingCall, text: str) -> None:
         """Send an output until the model has it; the function is not called again for that."""
         opened = self._open[call.call_id]
@@ -267,10 +264,10 @@ class ToolCalls:
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
         self._table.sent(call.call_id)
         del self._open[call.call_id]
-        if opened.tool is not None:
+        tool = opened.snapshot.able.tools.get(call.tool)
+        if tool is not None:
             agent = opened.snapshot.agent
-            end = RealtimeToolEnd(agent, opened.tool, call.call_id, call.arguments, text)
-            self._host.emit(end)
+            self._host.emit(RealtimeToolEnd(agent, tool, call.call_id, call.arguments, text))
 
     def _refuse_cancel(self, cancel: asyncio.CancelledError) -> None:
         """Raise the cancel if it is that of the session's close.
@@ -282,53 +279,31 @@ class ToolCalls:
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
 
-    # --- what a call is made with ----------------------------------------------------------------
+    def _caller(self, opened: _OpenCall) -> ToolCaller:
+        able, run, ports = opened.snapshot.able, opened.snapshot.run, opened.ports
 
-    def _caller(self, call: PendingCall, opened: _OpenCall) -> ToolCaller:
-        able, run = opened.snapshot.able, opened.snapshot.run
-        report = partial(self._show_guardrail, call)
-        return ToolCaller(
-            able,
-            run,
-            self._table.state.code,
-            opened.ports,
-            Guardrails(able.agent, able.identity, run.context, report),
-            self._table.note_code,
-            self._table.begun,
-        )
+        def report(result: GuardrailResult) -> None:
+            ports.publish("guardrail", result.agent.name, shown(result))
 
-    def _show_guardrail(self, call: PendingCall, result: GuardrailResult) -> None:
-        self._publish(call, "guardrail", result.agent.name, shown(result))
+        guardrails = Guardrails(able.agent, able.identity, run.context, report)
+        state, note_code, begun = self._table.state, self._table.note_code, self._table.begun
+        return ToolCaller(able, run, state.code, ports, guardrails, note_code, begun)
 
     def _publish(self, call: PendingCall, kind: str, _agent: str, data: Any) -> None:
         """Show an event of a call, or of the run of an agent that is used as a tool."""
         opened = self._open.get(call.call_id)
         if opened is None:  # the function has left something behind that goes on
             return
-        if kind == "tool_started" and not opened.is_started:
-            self._show_start(call, opened)
-        else:
-            agent = opened.snapshot.agent
+        agent, able = opened.snapshot.agent, opened.snapshot.able
+        if kind != "tool_started" or opened.is_started:
             self._host.emit(RealtimeToolUpdate(agent, call.call_id, kind, data))
-
-    def _show_start(self, call: PendingCall, opened: _OpenCall) -> None:
+            return
         if not self._host.is_open:
             # A guardrail has held up the close for too long; the call is made by another session.
             raise RealtimeClosed("closed")
-        assert opened.tool is not None
         opened.is_started = True
-        agent = opened.snapshot.agent
-        self._host.emit(RealtimeToolStart(agent, opened.tool, call.call_id, call.arguments))
-
-    def _ask(self, call: PendingCall, opened: _OpenCall) -> None:
-        """Show the calls that people are to decide about, each of them once."""
-        run = opened.snapshot.run
-        state = msgspec.structs.replace(self._table.state, calls=(call,))
-        for each, agent in _undecided(run, run.book, state):
-            if each.call_id not in opened.asked:
-                opened.asked.add(each.call_id)
-                about = agent, each.tool.name, each.call_id, each.arguments
-                self._host.emit(RealtimeToolApprovalRequired(*about))
+        start = RealtimeToolStart(agent, able.tools[call.tool], call.call_id, call.arguments)
+        self._host.emit(start)
 
 
 async def _snapshot_of(call: PendingCall, snapshot: AgentSnapshot) -> AgentSnapshot:
@@ -339,19 +314,17 @@ async def _snapshot_of(call: PendingCall, snapshot: AgentSnapshot) -> AgentSnaps
     return replace(snapshot, able=able)
 
 
-def _undecided(
-    run: RunSetup, book: AgentBook, state: RunState
-) -> Iterator[tuple[PendingCall, Agent]]:
+def _undecided(run: RunSetup, state: RunState) -> Iterator[tuple[PendingCall, Agent]]:
     """The calls of a run, and of inner ones, that wait for people, with the agents that make them.
 
-    `book` is that of the run's agents.
+    The agents of `state` are in the book of `run`.
     """
     for call in state.calls:
-        agent = book.agent(call.agent)
+        agent = run.book.agent(call.agent)
         if (inner := state.nested.get(call.call_id)) is not None:
             for tool in agent.tools:
                 if isinstance(tool, AgentTool) and tool.key == call.tool:
-                    yield from _undecided(run, run.book_of(tool.agent), inner)
+                    yield from _undecided(replace(run, book=run.book_of(tool.agent)), inner)
         elif call.needs_approval and state.decision_for(call) is None:
             yield call, agent
 

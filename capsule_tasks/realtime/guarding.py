@@ -23,6 +23,16 @@ from capsule_tasks.runs.records import GuardrailResult
 
 G = TypeVar("G", InputGuardrail, OutputGuardrail)
 
+_ANSWER_STOPPED = (
+    "Your last answer was stopped by a guardrail: {}. "
+    "Do not repeat what it was about to say; say something that the guardrail allows."
+)
+_INPUT_REFUSED = (
+    "The last message of the user was refused by a guardrail: {}. "
+    "Do not answer that message; tell the user that you cannot."
+)
+"""What the model is told once an answer was stopped, with the names of the guardrails."""
+
 
 class Guarding:
     """The guardrails of a session. Its calls decide at once; checks run in tasks of the session."""
@@ -40,7 +50,7 @@ class Guarding:
         is_checked = bool(self._output_guardrails(snapshot))
         refused_by = self._responses.started(event.response_id, snapshot, is_checked)
         if refused_by:
-            stopping = self._stop(event.response_id, _told_of_input(refused_by))
+            stopping = self._stop(event.response_id, _INPUT_REFUSED, refused_by)
             self._host.start(stopping, f"stopping the answer {event.response_id}")
 
     def text(self, event: TextDelta) -> None:
@@ -56,10 +66,6 @@ class Guarding:
         for check in self._responses.ended(event.response_id):
             self._start_check(check)
 
-    def is_silenced(self, response_id: str) -> bool:
-        """Whether a guardrail has stopped an answer, so that its audio must not be played."""
-        return self._responses.is_stopped(response_id)
-
     def _start_check(self, check: Check) -> None:
         about = f"output guardrails on the answer {check.response_id}"
         self._host.start(self._check_answer(check), about)
@@ -70,14 +76,16 @@ class Guarding:
             results = await self._tripped("output", check.speaker, guardrails, check.text)
             # Marked before anything is awaited, as several checks of an answer may trip at once.
             if results and self._responses.stop(check.response_id):
-                self._show(check.speaker, results, check.text, check.response_id)
-                await self._stop(check.response_id, _told_of_answer(_names(results)))
+                about = (check.speaker.agent, results, check.text, check.response_id)
+                self._host.emit(RealtimeGuardrailTripped(*about))
+                await self._stop(check.response_id, _ANSWER_STOPPED, _names(results))
         finally:
             self._responses.checked(check.response_id)
 
-    async def _stop(self, response_id: str, message: str) -> None:
+    async def _stop(self, response_id: str, why: str, guardrails: Sequence[str]) -> None:
         """Stop an answer and its audio, and tell the model why, unless a newer one has begun."""
         await self._host.send(Interrupt(response_id))
+        message = why.format(", ".join(guardrails))
         await self._host.send_if(
             SendMessage(({"type": "input_text", "text": message},)),
             lambda: self._responses.latest == response_id,
@@ -98,7 +106,7 @@ class Guarding:
         guardrails = [each for each in self._input_guardrails(snapshot) if not each.parallel]
         results = await self._tripped("input", snapshot, guardrails, text)
         if results:
-            self._show(snapshot, results, text)
+            self._host.emit(RealtimeGuardrailTripped(snapshot.agent, results, text))
         return not results
 
     def said(self, text: str, item_id: str | None) -> None:
@@ -129,11 +137,12 @@ class Guarding:
         text: str,
     ) -> None:
         results = await self._tripped("input", listener, guardrails, text)
-        stopped = self._responses.judged(input_id, _names(results))
+        refused_by = _names(results)
+        stopped = self._responses.judged(input_id, refused_by)
         if results:
-            self._show(listener, results, text, stopped)
+            self._host.emit(RealtimeGuardrailTripped(listener.agent, results, text, stopped))
         if stopped is not None:
-            await self._stop(stopped, _told_of_input(_names(results)))
+            await self._stop(stopped, _INPUT_REFUSED, refused_by)
 
     # --- small parts -------------------------------------------------------------------------
 
@@ -158,16 +167,6 @@ class Guarding:
             return tuple(each for each in results if each.tripped)
         return ()
 
-    def _show(
-        self,
-        snapshot: AgentSnapshot,
-        results: tuple[GuardrailResult, ...],
-        text: str,
-        response_id: str | None = None,
-    ) -> None:
-        event = RealtimeGuardrailTripped(snapshot.agent, results, text, response_id)
-        self._host.emit(event)
-
 
 def _once(of_agent: Iterable[G], of_config: Iterable[G]) -> list[G]:
     """The guardrails of an agent and of the session; one that is in both comes once."""
@@ -175,19 +174,5 @@ def _once(of_agent: Iterable[G], of_config: Iterable[G]) -> list[G]:
     return list(each_once.values())
 
 
-def _names(results: Iterable[GuardrailResult]) -> tuple[str, ...]:
-    return tuple(result.name for result in results)
-
-
-def _told_of_answer(names: Iterable[str]) -> str:
-    return (
-        f"Your last answer was stopped by a guardrail: {', '.join(names)}. "
-        "Do not repeat what it was about to say; say something that the guardrail allows."
-    )
-
-
-def _told_of_input(names: Iterable[str]) -> str:
-    return (
-        f"The last message of the user was refused by a guardrail: {', '.join(names)}. "
-        "Do not answer that message; tell the user that you cannot."
-    )
+def _names(results: Iterable[GuardrailResult]) -> list[str]:
+    return [result.name for result in results]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from capsule_tasks.realtime.host import AgentSnapshot
@@ -19,10 +19,9 @@ class Check:
 
 @dataclass(slots=True)
 class _Text:
-    """What an item of an answer says so far."""
+    """What an item of an answer says so far, and how much of that was checked."""
 
-    pieces: list[str] = field(default_factory=list)
-    length: int = 0
+    said: str = ""
     checked_length: int = 0
 
 
@@ -37,13 +36,6 @@ class _Answer:
     is_stopped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    listener: AgentSnapshot
-    turn: int
-    """The number of the turn that answers it."""
-
-
 class Responses:
     """The answers that have not ended, or are still being checked, and the one that began last.
 
@@ -56,10 +48,12 @@ class Responses:
         """The answer that began last."""
         self._chars_between_checks = chars_between_checks
         self._answers: dict[str, _Answer] = {}
-        self._turn = 0
+        self._inputs: dict[object, AgentSnapshot] = {}
+        """To whom the user said what the current turn answers, until it is checked."""
+        self._new_inputs: dict[object, AgentSnapshot] = {}
+        """The same of what the next turn answers."""
         self._has_new_input = False
-        self._inputs: dict[object, _Input] = {}
-        """What the user has said in the current turn and for the next one, until it is checked."""
+        """Whether the user has said anything since the current turn began, checked or not."""
         self._refusals: dict[str, None] = {}
         """Names of guardrails that refuse what the next answer would be about."""
 
@@ -82,11 +76,9 @@ class Responses:
         if before is not None and before != response_id:
             self._forget(before)
         if self._has_new_input:
-            self._turn += 1
-            self._has_new_input = False
             # Answers to earlier inputs are over: nothing can be stopped for them any more.
-            current = {key: each for key, each in self._inputs.items() if each.turn == self._turn}
-            self._inputs = current
+            self._inputs, self._new_inputs = self._new_inputs, {}
+            self._has_new_input = False
         refused_by, self._refusals = tuple(self._refusals), {}
         self._answers[response_id] = _Answer(snapshot, is_checked, is_stopped=bool(refused_by))
         return refused_by
@@ -100,15 +92,11 @@ class Responses:
         answer = self._answers.get(response_id)
         if answer is None or not answer.is_checked or answer.is_stopped:
             return None
-        text = answer.texts.get(item_id)
-        if text is None:
-            text = answer.texts[item_id] = _Text()
-        text.pieces.append(delta)
-        text.length += len(delta)
+        text = answer.texts.setdefault(item_id, _Text())
+        text.said += delta
         every = self._chars_between_checks
-        if text.length // every == text.checked_length // every and not answer.has_ended:
-            return None
-        return _next_check(response_id, answer, text)
+        is_due = len(text.said) // every > text.checked_length // every
+        return _next_check(response_id, answer, text) if is_due or answer.has_ended else None
 
     def ended(self, response_id: str) -> list[Check]:
         """An answer has ended, also by a cancel: its text may be played, and is in the history.
@@ -119,7 +107,7 @@ class Responses:
         if answer is None or answer.has_ended:
             return []
         answer.has_ended = True
-        unseen = [text for text in answer.texts.values() if text.checked_length < text.length]
+        unseen = [text for text in answer.texts.values() if text.checked_length < len(text.said)]
         checks = [_next_check(response_id, answer, text) for text in unseen]
         answer.texts.clear()
         self._forget(response_id)
@@ -162,33 +150,28 @@ class Responses:
     def heard(self, input_id: object, listener: AgentSnapshot) -> None:
         """The user has said or written something, to whoever is the agent now."""
         self._has_new_input = True
-        self._inputs[input_id] = _Input(listener, self._turn + 1)
+        self._new_inputs[input_id] = listener
 
     def listener(self, input_id: object) -> AgentSnapshot | None:
         """To whom the user said something; None if another turn has begun since it was answered."""
-        known = self._inputs.get(input_id)
-        return None if known is None else known.listener
+        return self._new_inputs.get(input_id) or self._inputs.get(input_id)
 
-    def judged(self, input_id: object, refused_by: Iterable[str]) -> str | None:
+    def judged(self, input_id: object, refused_by: Sequence[str]) -> str | None:
         """An input was checked, and guardrails of these names have refused it.
 
         Returns the answer that is to be stopped now, if there is one: the latest, unless it is
         about something else. If no answer has begun, the next one is stopped when it begins.
         """
-        known = self._inputs.pop(input_id, None)
-        names = tuple(refused_by)
-        if known is None or not names:
-            return None
-        if known.turn > self._turn:
-            self._refusals.update(dict.fromkeys(names))
-        elif self.latest is not None and self.stop(self.latest):
+        is_new = self._new_inputs.pop(input_id, None) is not None
+        is_answered = self._inputs.pop(input_id, None) is not None
+        if is_new:
+            self._refusals.update(dict.fromkeys(refused_by))
+        elif is_answered and refused_by and self.latest is not None and self.stop(self.latest):
             return self.latest
         return None
 
 
 def _next_check(response_id: str, answer: _Answer, text: _Text) -> Check:
-    whole = "".join(text.pieces)
-    text.pieces = [whole]
-    text.checked_length = text.length
+    text.checked_length = len(text.said)
     answer.running_checks += 1
-    return Check(response_id, answer.speaker, whole)
+    return Check(response_id, answer.speaker, text.said)

@@ -92,7 +92,7 @@ class ModelListener:
         self.queue.put(RealtimeAgentStart(self.host.snapshot.agent, event.response_id))
 
     def _audio(self, event: AudioDelta) -> None:
-        if not self.guarding.is_silenced(event.response_id):
+        if not self.responses.is_stopped(event.response_id):
             audio = (event.data, event.response_id, event.item_id, event.content_index)
             self.queue.put_audio(RealtimeAudio(*audio))
 
@@ -109,7 +109,7 @@ class ModelListener:
         if self.log.apply(event) == "added":
             self.queue.put(RealtimeHistoryAdded(self.log.last_added))
         self.guarding.text(event)
-        if not self.guarding.is_silenced(event.response_id):
+        if not self.responses.is_stopped(event.response_id):
             delta = (event.delta, event.response_id, event.item_id, event.is_transcript)
             self.queue.put_droppable(RealtimeTextDelta(*delta))
 

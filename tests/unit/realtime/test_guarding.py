@@ -88,7 +88,7 @@ async def test_a_trip_is_shown_then_stops_the_answer_and_tells_the_model_why() -
     assert (trip.agent.name, trip.message) == ("Agent", "a secret")
     assert (result.kind, result.name, result.info) == ("output", "no_secrets", {"about": "Agent"})
     assert "guardrail: no_secrets" in session.told[0]
-    assert session.guarding.is_silenced("one")
+    assert session.responses.is_stopped("one")
 
 
 async def test_guardrails_look_at_thresholds_and_at_the_tail() -> None:
@@ -100,7 +100,7 @@ async def test_guardrails_look_at_thresholds_and_at_the_tail() -> None:
     session.end()
     assert await session.settled() == []
     assert guardrail.texts == ["12345", "1234567890abcde", "1234567890abcdef"]
-    assert not session.guarding.is_silenced("one")
+    assert not session.responses.is_stopped("one")
 
 
 @pytest.mark.parametrize("status", ["completed", "cancelled", "incomplete", "failed"])
@@ -110,7 +110,7 @@ async def test_a_trip_on_the_tail_stops_what_is_still_played(status: str) -> Non
     session.say("a secret")
     session.end(status=status)
     assert await session.settled() == STOPPED
-    assert session.guarding.is_silenced("one")
+    assert session.responses.is_stopped("one")
 
 
 async def test_a_stopped_answer_is_not_checked_any_more() -> None:
@@ -148,7 +148,7 @@ async def test_an_older_answer_is_stopped_without_touching_the_newer_one() -> No
     session.say("good", "two")
     guardrail.may_answer.set()
     assert await session.settled() == ["tripped one", "interrupt one"]
-    assert not session.guarding.is_silenced("two")
+    assert not session.responses.is_stopped("two")
     assert "one" not in session.responses
 
 
@@ -374,11 +374,11 @@ async def test_the_answer_to_a_refused_message_is_stopped() -> None:
     session.guarding.said("a secret", None)
     await guardrail.was_asked()
     session.start()
-    assert not session.guarding.is_silenced("one")
+    assert not session.responses.is_stopped("one")
     guardrail.may_answer.set()
     assert await session.settled() == STOPPED
     assert "The last message of the user" in session.told[0]
-    assert session.guarding.is_silenced("one")
+    assert session.responses.is_stopped("one")
 
 
 async def test_the_answer_to_a_message_that_is_refused_already_is_stopped_as_it_begins() -> None:
@@ -386,12 +386,12 @@ async def test_the_answer_to_a_message_that_is_refused_already_is_stopped_as_it_
     session.start("zero")
     session.guarding.said("a secret", None)
     assert await session.settled() == ["tripped None"]
-    assert not session.guarding.is_silenced("zero")
+    assert not session.responses.is_stopped("zero")
     session.start()
-    assert session.guarding.is_silenced("one")
+    assert session.responses.is_stopped("one")
     assert await session.settled() == ["tripped None", "interrupt one", "message"]
     session.start("two")
-    assert not session.guarding.is_silenced("two")
+    assert not session.responses.is_stopped("two")
 
 
 async def test_a_transcript_that_comes_after_the_answer_stops_its_playback() -> None:
@@ -412,7 +412,7 @@ async def test_a_late_transcript_does_not_touch_the_answer_to_a_newer_input() ->
     session.start("two")
     session.guarding.said("a secret", "old")
     assert await session.settled() == ["tripped None"]
-    assert not session.guarding.is_silenced("two")
+    assert not session.responses.is_stopped("two")
 
 
 async def test_an_answer_to_several_refused_inputs_is_stopped_once() -> None:

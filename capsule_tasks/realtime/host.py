@@ -59,8 +59,8 @@ class SessionHost(Protocol):
         """
         ...
 
-    def fail(self, error: Exception) -> None:
-        """End the session with an error: it closes, and its iterators raise the error."""
+    def end(self, failure: Exception | None) -> None:
+        """End the session: it closes, and its iterators end, or raise the failure."""
         ...
 
     async def hand_over(self, to: Agent, of: AgentSnapshot) -> None:

@@ -160,7 +160,7 @@ class ToolCalls:
             if failure is None:
                 await self._sent(call, text)
         if failure is not None:
-            self._host.fail(failure)
+            self._host.end(failure)
 
     async def _output(self, call: PendingCall) -> Output | None:
         """The output of a call; None if it waits for people."""

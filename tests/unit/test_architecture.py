@@ -260,10 +260,7 @@ DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
     "report of an execution": moves_of(states.Report),
     "acknowledgement of an execution": moves_of(states.Ack),
     "run": types.TRANSITIONS,
-    "realtime session": {
-        phase: [to for (before, _), to in lifecycle.TRANSITIONS.items() if before is phase]
-        for phase in lifecycle.Phase
-    },
+    "realtime session": lifecycle.TRANSITIONS,
     "call of a realtime session": call_table.TRANSITIONS,
 }
 """Each diagram by its title, with the table that it draws."""

@@ -18,26 +18,10 @@ from capsule_tasks.realtime.events import (
     RealtimeEvent,
     RealtimeEventsDropped,
     RealtimeRawModelEvent,
-    RealtimeTextDelta,
-    RealtimeToolUpdate,
 )
 from capsule_tasks.realtime.model import AudioDelta
 
 _log = logging.getLogger(__name__)
-
-
-Watched = RealtimeRawModelEvent | RealtimeTextDelta | RealtimeToolUpdate
-"""Events whose content comes as a whole later, or that are for watching only."""
-
-
-class _Gap:
-    """The events that were dropped between two others."""
-
-    __slots__ = ("audio_bytes", "other_events")
-
-    def __init__(self) -> None:
-        self.audio_bytes = 0
-        self.other_events = 0
 
 
 class EventQueue:
@@ -47,12 +31,12 @@ class EventQueue:
     """
 
     def __init__(self, event_limit: int, audio_limit_bytes: int) -> None:
-        self._events: deque[RealtimeEvent | _Gap] = deque()
+        self._events: deque[RealtimeEvent] = deque()
         self._event_limit = event_limit
         self._audio_limit_bytes = audio_limit_bytes
         self._audio_bytes = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        """One for each iterator that waits for an event."""
+        self._has_news = asyncio.Event()
+        """Set when an event was added, and by the close."""
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._holds = 0
@@ -67,22 +51,20 @@ class EventQueue:
 
     def put(self, event: RealtimeEvent) -> None:
         """Add a control event, which is never dropped. After the close it is ignored."""
-        if self._is_closed:
-            return
-        self._events.append(event)
-        if self._waiting:
-            self._wake_one()
+        if not self._is_closed:
+            self._events.append(event)
+            self._has_news.set()
 
     def put_audio(self, event: RealtimeAudio) -> None:
         """Add audio, or drop it if too much of it waits."""
         size = len(event.data)
         if self._audio_bytes + size > self._audio_limit_bytes:
-            self._gap().audio_bytes += size
+            self._drop(audio_bytes=size)
         elif not self._is_closed:
             self._audio_bytes += size
             self.put(event)
 
-    def put_droppable(self, event: Watched) -> None:
+    def put_droppable(self, event: RealtimeEvent) -> None:
         """Add an event that is for watching only, or drop it if too many events wait.
 
         A raw event of audio that is going to be dropped is dropped, as it has the same bytes.
@@ -92,13 +74,22 @@ class EventQueue:
             and type(event.data) is AudioDelta
             and self._audio_bytes + len(event.data.data) > self._audio_limit_bytes
         ):
-            self._gap().other_events += 1
+            self._drop(other_events=1)
         else:
             self.put(event)
 
+    def _drop(self, *, audio_bytes: int = 0, other_events: int = 0) -> None:
+        """Count what is dropped in an event at the end of the queue."""
+        last = self._events[-1] if self._events and not self._is_closed else None
+        if type(last) is RealtimeEventsDropped:
+            self._events.pop()
+            audio_bytes += last.audio_bytes
+            other_events += last.other_events
+        self.put(RealtimeEventsDropped(audio_bytes, other_events))
+
     def remove_audio(self, item_id: str, content_index: int) -> int:
         """Remove the waiting audio of an item, which is not to be played; how many bytes it was."""
-        kept: deque[RealtimeEvent | _Gap] = deque()
+        kept: deque[RealtimeEvent] = deque()
         removed = 0
         for event in self._events:
             if (
@@ -116,13 +107,11 @@ class EventQueue:
 
     def close(self, error: Exception | None = None) -> None:
         """Let iterators take what waits, and end then, or raise the error. It may be repeated."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._error = error
-        self._has_room.set()
-        while self._waiting:
-            self._wake_one()
+        if not self._is_closed:
+            self._is_closed = True
+            self._error = error
+            self._has_room.set()
+            self._has_news.set()
 
     # --- the pause of the model ------------------------------------------------------------------
 
@@ -153,6 +142,10 @@ class EventQueue:
         finally:
             self._holds -= 1
 
+    def _note_taken(self) -> None:
+        if len(self._events) <= self._event_limit // 2:
+            self._has_room.set()
+
     # --- the consumers' side ---------------------------------------------------------------------
 
     def __aiter__(self) -> EventQueue:
@@ -162,48 +155,11 @@ class EventQueue:
         while not self._events:
             if self._is_closed:
                 raise self._error or StopAsyncIteration
-            await self._wait_for_event()
+            self._has_news.clear()
+            # All who wait are woken for an event; one of them takes it, and the others wait again.
+            await self._has_news.wait()
         event = self._events.popleft()
         if type(event) is RealtimeAudio:
             self._audio_bytes -= len(event.data)
-        elif type(event) is _Gap:
-            event = RealtimeEventsDropped(event.audio_bytes, event.other_events)
         self._note_taken()
-        assert isinstance(event, RealtimeEvent)
         return event
-
-    async def _wait_for_event(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif self._events:  # it was woken for an event that another one can take
-                self._wake_one()
-            raise
-
-    def _wake_one(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
-    def _note_taken(self) -> None:
-        if len(self._events) <= self._event_limit // 2 and not self._has_room.is_set():
-            self._has_room.set()
-
-    # --- gaps ------------------------------------------------------------------------------------
-
-    def _gap(self) -> _Gap:
-        """The gap at the end of the queue, which is made if there is none."""
-        last = self._events[-1] if self._events else None
-        if type(last) is _Gap:
-            return last
-        gap = _Gap()
-        if not self._is_closed:
-            self._events.append(gap)
-            self._wake_one()
-        return gap

@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from contextvars import Context, copy_context
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
+from typing import Any
 
 from capsule_tasks.errors import RealtimeClosed
 from capsule_tasks.errors.base import reason_of
-from capsule_tasks.realtime.session.lifecycle import ACTIVE, Move, Phase, moved
-from capsule_tasks.realtime.session.releasing import Cleanup, OwnedTasks
-
-T = TypeVar("T")
+from capsule_tasks.realtime.session.lifecycle import ACTIVE, TRANSITIONS, Phase
+from capsule_tasks.realtime.session.tasks import OwnedTasks
 
 _log = logging.getLogger(__name__)
+
+Step = Callable[[], Awaitable[None]]
+"""A step of the cleanup."""
 
 
 class SessionLife:
     """Moves a session through its phases, and refuses what a phase does not allow."""
 
     def __init__(
-        self,
-        tasks: OwnedTasks,
-        cleanup: Cleanup,
-        on_close: Callable[[Exception | None], None],
+        self, tasks: OwnedTasks, on_close: Callable[[Exception | None], None], *steps: Step
     ) -> None:
-        """`on_close` is called when a close begins, before the cleanup, with the failure if any."""
+        """`on_close` is called when a close begins, with the failure if there is one.
+
+        Then all tasks end, and the steps are made in their order.
+        """
         self.phase = Phase.NEW
         self.failure: Exception | None = None
         """The error with which the session failed."""
         self._tasks = tasks
-        self._cleanup = cleanup
         self._on_close = on_close
-        self._context: Context | None = None
-        """That of whoever has entered the session."""
+        self._steps = (tasks.end, *steps)
+        self._steps_left: set[Step] = {tasks.end}
+        """Those that are to be made when the session closes, until they have succeeded once."""
         self._closing: asyncio.Task[BaseException | None] | None = None
 
     @property
@@ -55,47 +56,40 @@ class SessionLife:
 
     # --- opening ----------------------------------------------------------------------------------
 
-    async def open(self, opening: Coroutine[Any, Any, None], *steps: str) -> None:
-        """Open the session by this work, which adds steps to the cleanup beside these.
-
-        After an error, a cancel, a close or a failure on the way, everything is released.
-        """
+    async def open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Open the session. After an error, a cancel or a close on the way, all is released."""
+        self._move(Phase.OPENING)
+        self._tasks.context = copy_context()
         try:
-            self._move(Move.ENTER)
-        except RealtimeClosed:
-            opening.close()
-            raise
-        self._context = copy_context()
-        self._cleanup.add(*steps)
-        try:
-            task = await self._finished(opening, "opening of a realtime session")
+            task = await self._tasks.finished(opening(), "opening of a realtime session")
             if task.cancelled() and not self.is_active:
                 raise self.failure or self.closed()  # noqa: TRY301
             task.result()
-            self._move(Move.CONNECTED)
+            self._move(Phase.OPEN)
         except BaseException as error:
             await self.close_after(error)
             raise
 
+    def add_to_cleanup(self, step: Step) -> None:
+        """From now on, this step has something to release."""
+        self._steps_left.add(step)
+
     # --- tasks ------------------------------------------------------------------------------------
 
-    def start(self, work: Coroutine[Any, Any, T], about: str) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[Any, Any, None], about: str) -> asyncio.Task[None]:
         """Do this in a task that ends with the session."""
         self._check_active(work)
-        return self._tasks.start(work, about, self._context)
+        return self._tasks.start(work, about)
 
     async def do(self, work: Coroutine[Any, Any, None], about: str) -> None:
         """Do this in such a task. A cancel of the caller does not cut it, but a close does."""
-        task = await self._finished(work, about)
+        self._check_active(work)
+        task = await self._tasks.finished(work, about)
         if task.cancelled() and not self.is_active:
             raise self.closed()
         task.result()
 
-    async def _finished(self, work: Coroutine[Any, Any, T], about: str) -> asyncio.Task[T]:
-        self._check_active(work)
-        return await self._tasks.finished(work, about, self._context)
-
-    def _check_active(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _check_active(self, work: Coroutine[Any, Any, None]) -> None:
         if not self.is_active:
             work.close()
             raise self.closed()
@@ -129,26 +123,35 @@ class SessionLife:
     def _begin_close(self, failure: Exception | None) -> asyncio.Task[BaseException | None]:
         if self.phase is Phase.CLOSING and self._closing is not None:
             return self._closing
-        self._move(Move.CLOSE)
+        self._move(Phase.CLOSING)
         self.failure = self.failure or failure
         try:
             self._on_close(self.failure)
         finally:
             self._closing = asyncio.create_task(
-                self._release(), name="closing of a realtime session", context=self._context
+                self._cleanup(), name="closing of a realtime session", context=self._tasks.context
             )
         return self._closing
 
-    async def _release(self) -> BaseException | None:
-        error = await self._cleanup.run()
-        self._move(Move.RELEASED if error is None else Move.RELEASE_FAILED)
-        return error
+    async def _cleanup(self) -> BaseException | None:
+        """Make all steps that are left, whatever becomes of each; the first error of them."""
+        first: BaseException | None = None
+        for step in self._steps:
+            if step in self._steps_left:
+                try:
+                    await step()
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+                    # A cancel can only be that of an event loop which ends.
+                    first = first or error
+                else:
+                    self._steps_left.remove(step)
+        self._move(Phase.CLOSED if first is None else Phase.CLOSE_FAILED)
+        return first
 
-    def _move(self, move: Move) -> None:
-        after = moved(self.phase, move)
-        if after is None:
+    def _move(self, to: Phase) -> None:
+        if to not in TRANSITIONS[self.phase]:
             raise self.closed()
-        self.phase = after
+        self.phase = to
 
 
 def _log_failure(closing: asyncio.Task[BaseException | None]) -> None:

@@ -1,4 +1,4 @@
-"""The phases of a realtime session, and the moves between them."""
+"""The phases of a realtime session, and which of them follows which."""
 
 from __future__ import annotations
 
@@ -22,34 +22,16 @@ class Phase(StrEnum):
     """The steps that failed are left. Another `close()` makes them again."""
 
 
-class Move(StrEnum):
-    """What happens to a session."""
-
-    ENTER = "enter"
-    CONNECTED = "connected"
-    CLOSE = "close"
-    RELEASED = "released"
-    RELEASE_FAILED = "release_failed"
-
-
 _P = Phase
 
-TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
-    (_P.NEW, Move.ENTER): _P.OPENING,
-    (_P.NEW, Move.CLOSE): _P.CLOSING,
-    (_P.OPENING, Move.CONNECTED): _P.OPEN,
-    (_P.OPENING, Move.CLOSE): _P.CLOSING,
-    (_P.OPEN, Move.CLOSE): _P.CLOSING,
-    (_P.CLOSE_FAILED, Move.CLOSE): _P.CLOSING,
-    (_P.CLOSING, Move.RELEASED): _P.CLOSED,
-    (_P.CLOSING, Move.RELEASE_FAILED): _P.CLOSE_FAILED,
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    _P.NEW: frozenset({_P.OPENING, _P.CLOSING}),
+    _P.OPENING: frozenset({_P.OPEN, _P.CLOSING}),
+    _P.OPEN: frozenset({_P.CLOSING}),
+    _P.CLOSING: frozenset({_P.CLOSED, _P.CLOSE_FAILED}),
+    _P.CLOSE_FAILED: frozenset({_P.CLOSING}),
+    _P.CLOSED: frozenset(),
 }
-"""Every other move is refused."""
 
 ACTIVE = frozenset({_P.OPENING, _P.OPEN})
 """Phases in which the model may be told something, and tasks may be started."""
-
-
-def moved(phase: Phase, move: Move) -> Phase | None:
-    """The phase after a move; None for a move that the phase does not allow."""
-    return TRANSITIONS.get((phase, move))

@@ -45,6 +45,7 @@ from capsule_tasks.realtime.model import (
 )
 from capsule_tasks.realtime.responses import Responses
 from capsule_tasks.realtime.session.event_queue import EventQueue
+from capsule_tasks.realtime.settings import RealtimeConfig
 from capsule_tasks.realtime.tool_calls import ToolCalls
 from capsule_tasks.runs.identity import AgentId
 from capsule_tasks.runs.records import Item, Spent
@@ -55,20 +56,17 @@ class ModelListener:
     """The listener of a session's model. Nothing here waits, and nothing does I/O."""
 
     host: SessionHost
+    config: RealtimeConfig
     queue: EventQueue
     log: ConversationLog
     writer: HistoryWriter
     responses: Responses
     guarding: Guarding
     calls: ToolCalls
-    shows_raw_events: bool
-    shows_server_events: bool
     on_spent: Callable[[AgentId, Spent], None]
-    on_end: Callable[[Exception | None], None]
-    """Called when the connection has ended, with the error or, after a regular end, None."""
 
     def on_event(self, event: ModelEvent) -> Awaitable[None] | None:
-        if self.shows_raw_events:
+        if self.config.raw_model_events:
             self.queue.put_droppable(RealtimeRawModelEvent(event))
         handle = self._HANDLERS.get(type(event))
         if handle is not None:
@@ -77,12 +75,6 @@ class ModelListener:
             except Exception as error:  # noqa: BLE001  the connection goes on, and others listen
                 self.queue.put(RealtimeErrorEvent(error))
         return self.queue.room() if self.queue.is_full else None
-
-    def made(self, item: Item) -> None:
-        """Add an item that was made here to the conversation."""
-        self.log.add(item)
-        self.queue.put(RealtimeHistoryAdded(item))
-        self.writer.add(self.log.take_final())
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class ModelListener:
         self.queue.put(RealtimeErrorEvent(error, event.data))
 
     def _server_event(self, event: ServerEvent) -> None:
-        if self.shows_server_events and not self.shows_raw_events:
+        if self.config.raw_server_events and not self.config.raw_model_events:
             self.queue.put_droppable(RealtimeRawModelEvent(event))
 
     def _connection_ended(self, event: ConnectionEnded) -> None:
@@ -177,7 +169,7 @@ class ModelListener:
         if error is not None and not isinstance(error, RealtimeLost):
             error = RealtimeLost(reason_of(error))
             error.__cause__ = event.error
-        self.on_end(error)
+        self.host.end(error)
 
     _HANDLERS: ClassVar[dict[type[ModelEvent], Callable[[Any, Any], object]]] = {
         AudioDelta: _audio,

@@ -26,7 +26,12 @@ from msgspec.structs import replace
 from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.realtime.conversation.log import ConversationLog
 from capsule_tasks.realtime.conversation.saving import HistoryWriter
-from capsule_tasks.realtime.events import RealtimeErrorEvent, RealtimeEvent, RealtimeToolUpdate
+from capsule_tasks.realtime.events import (
+    RealtimeErrorEvent,
+    RealtimeEvent,
+    RealtimeHistoryAdded,
+    RealtimeToolUpdate,
+)
 from capsule_tasks.realtime.guarding import Guarding
 from capsule_tasks.realtime.host import AgentSnapshot
 from capsule_tasks.realtime.model import (
@@ -42,7 +47,7 @@ from capsule_tasks.realtime.session.event_queue import EventQueue
 from capsule_tasks.realtime.session.life import SessionLife
 from capsule_tasks.realtime.session.lifecycle import Phase
 from capsule_tasks.realtime.session.listening import ModelListener
-from capsule_tasks.realtime.session.releasing import Cleanup, OwnedTasks
+from capsule_tasks.realtime.session.tasks import OwnedTasks
 from capsule_tasks.realtime.session.transitions import Transitions, snapshot_of
 from capsule_tasks.realtime.settings import RealtimeConfig, RealtimeModelConfig
 from capsule_tasks.realtime.tool_calls import ToolCalls
@@ -109,26 +114,20 @@ class RealtimeSession:
         self._calls = ToolCalls(self, self._record, begun)
         self._listener = ModelListener(
             host=self,
+            config=config,
             queue=self._queue,
             log=self._log,
             writer=self._writer,
             responses=responses,
             guarding=self._guarding,
             calls=self._calls,
-            shows_raw_events=config.raw_model_events,
-            shows_server_events=config.raw_server_events,
             on_spent=self._add_usage,
-            on_end=self._end,
         )
-
-        self._tasks = OwnedTasks(self._report)
-        self._cleanup = Cleanup(
-            tasks=self._end_tasks,
-            calls=self._end_calls,
-            connection=self._disconnect,
-            history=self._store_rest,
+        self._life = SessionLife(
+            OwnedTasks(self._report, config.close_timeout_s),
+            self._on_close,
+            *(self._end_calls, self._disconnect, self._store_rest),
         )
-        self._life = SessionLife(self._tasks, self._cleanup, self._on_close)
 
     # --- what it is and has -----------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class RealtimeSession:
 
     async def __aenter__(self) -> Self:
         """Resolve the agent, read the history, and connect. A failure leaves nothing behind."""
-        await self._life.open(self._open(), "tasks", "history")
+        await self._life.open(self._open)
         return self
 
     async def _open(self) -> None:
@@ -178,6 +177,7 @@ class RealtimeSession:
         over = self._model_config.settings.over(self._config.settings)
         snapshot = await snapshot_of(self._first_agent, self._run, over)
         self._transitions = Transitions(self, snapshot, over)
+        self._life.add_to_cleanup(self._store_rest)
         items = self._log.load(await self._writer.begin())
         self._model = model = self._make_model()
         model.add_listener(self._listener, server_events=self._config.raw_server_events)
@@ -188,11 +188,12 @@ class RealtimeSession:
             # At once: a model that is in use has events of another session.
             model.remove_listener(self._listener)
             raise
-        self._cleanup.add("connection")
+        self._life.add_to_cleanup(self._disconnect)
         if items:
             await self.send(SendItems(items))
         self._calls.resume(snapshot)
-        self._cleanup.add("calls")  # not before: a session that fails to open gives up no call
+        # Not before: a session that fails to open gives up no call.
+        self._life.add_to_cleanup(self._end_calls)
 
     # --- events and commands ----------------------------------------------------------------------
 
@@ -283,10 +284,7 @@ class RealtimeSession:
         if self._model is not None:
             self._model.remove_listener(self._listener)
 
-    # The steps of the cleanup, in their order. Each is made until it has succeeded once.
-
-    async def _end_tasks(self) -> None:
-        await self._tasks.end(self._config.close_timeout_s)
+    # The steps of the cleanup, in their order, once all tasks have ended.
 
     async def _end_calls(self) -> None:
         self.abandoned = self._calls.end(self._config.open_approvals)
@@ -312,16 +310,15 @@ class RealtimeSession:
 
     def emit(self, event: RealtimeEvent) -> None:
         """Show an event; may be called in any thread, as tools are."""
-        put: Callable[[Any], None] = self._queue.put
-        if isinstance(event, RealtimeToolUpdate):
-            put = self._queue.put_droppable
+        is_droppable = isinstance(event, RealtimeToolUpdate)
+        put = self._queue.put_droppable if is_droppable else self._queue.put
         if self._loop is None or threading.get_ident() == self._thread:
             put(event)
         else:
             self._loop.call_soon_threadsafe(put, event)
 
     async def send(self, command: Command) -> None:
-        if not await self.send_if(command, _always):
+        if not await self.send_if(command, lambda: True):
             raise self._life.closed()
 
     async def send_if(self, command: Command, condition: Callable[[], bool]) -> bool:
@@ -333,8 +330,8 @@ class RealtimeSession:
     def start(self, work: Coroutine[Any, Any, None], about: str) -> asyncio.Task[None]:
         return self._life.start(work, about)
 
-    def fail(self, error: Exception) -> None:
-        self._life.end(error)
+    def end(self, failure: Exception | None) -> None:
+        self._life.end(failure)
 
     async def hand_over(self, to: Agent, of: AgentSnapshot) -> None:
         assert self._transitions is not None
@@ -342,22 +339,17 @@ class RealtimeSession:
 
     # --- what the parts of the session tell it ----------------------------------------------------
 
-    def _end(self, failure: Exception | None) -> None:
-        self._life.end(failure)
-
     def _add_usage(self, agent: AgentId, spent: Spent) -> None:
         self._state = self._state.with_usage(agent, spent)
         self.context.usage = self._state.total_usage()
 
     def _record(self, item: Item) -> None:
-        self._listener.made(item)
+        self._log.add(item)
+        self._queue.put(RealtimeHistoryAdded(item))
+        self._writer.add(self._log.take_final())
 
     def _report(self, error: Exception) -> None:
         self.emit(RealtimeErrorEvent(error))
-
-
-def _always() -> bool:
-    return True
 
 
 def _first_state(agent: AgentId) -> RunState:

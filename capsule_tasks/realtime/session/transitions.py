@@ -114,4 +114,4 @@ class Transitions:
         except Exception as other:  # noqa: BLE001  which agent the model works as is unknown
             why = reason_of(error)
             other.add_note(f"the model may work as another agent, whose settings failed: {why}")
-            self._host.fail(other)
+            self._host.end(other)

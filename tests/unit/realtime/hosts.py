@@ -61,8 +61,8 @@ class FakeHost:
         self._tasks.add(task)
         return task
 
-    def fail(self, error: Exception) -> None:
-        raise error
+    def end(self, failure: Exception | None) -> None:
+        raise AssertionError(failure)
 
     async def hand_over(self, to: Agent, of: AgentSnapshot) -> None:
         raise NotImplementedError

@@ -124,8 +124,9 @@ class ToolHost:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def fail(self, error: Exception) -> None:
-        self.failed.append(error)
+    def end(self, failure: Exception | None) -> None:
+        assert failure is not None
+        self.failed.append(failure)
 
     async def hand_over(self, to: Agent, of: AgentSnapshot) -> None:
         await asyncio.sleep(0)

@@ -158,6 +158,17 @@ def test_a_raw_event_of_audio_that_is_dropped_is_dropped_too() -> None:
     assert run_until_it_waits(queue) == RealtimeEventsDropped(8, 1)
 
 
+def test_what_comes_after_the_close_is_neither_added_nor_counted() -> None:
+    queue = EventQueue(1, 10)
+    queue.put_audio(audio(11))
+    queue.close()
+    queue.put(control(1))
+    queue.put_audio(audio(11))
+    queue.put_droppable(raw(1))
+    assert run_until_it_waits(queue) == RealtimeEventsDropped(11, 0)
+    assert len(queue) == 0
+
+
 # --- pauses --------------------------------------------------------------------------------------
 
 

@@ -186,7 +186,7 @@ async def test_an_end_at_any_step_leaves_nothing(way: str) -> None:
 
     def end() -> None:
         if way == "fail":
-            conversation.session.fail(Fault())
+            conversation.session.end(Fault())
         else:
             closing.append(asyncio.create_task(conversation.session.close()))
 

@@ -1,4 +1,4 @@
-"""The tasks of a session, and the steps of its cleanup."""
+"""The tasks of a session, which end with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from capsule_tasks.realtime.session.releasing import Cleanup, OwnedTasks
+from capsule_tasks.realtime.session.tasks import OwnedTasks
 
 colour = ContextVar[str]("colour", default="none")
 
@@ -39,22 +39,23 @@ def reports() -> list[Exception]:
 
 @pytest.fixture
 def tasks(reports: list[Exception]) -> OwnedTasks:
-    return OwnedTasks(reports.append)
+    return OwnedTasks(reports.append, end_timeout_s=5)
 
 
 async def test_the_end_cancels_all_tasks_and_waits_for_them(tasks: OwnedTasks) -> None:
     workers = [Worker() for _ in range(3)]
     for worker in workers:
-        tasks.start(worker.work(), "work", None)
+        tasks.start(worker.work(), "work")
         await worker.has_begun.wait()
-    await tasks.end(timeout_s=5)
+    await tasks.end()
     assert [worker.ends for worker in workers] == [["cancelled"]] * 3
-    await tasks.end(timeout_s=5)  # nothing is left
+    await tasks.end()  # nothing is left
 
 
 async def test_a_task_that_goes_on_after_its_cancel_is_named_in_the_log(
-    tasks: OwnedTasks, caplog: pytest.LogCaptureFixture
+    reports: list[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
+    tasks = OwnedTasks(reports.append, end_timeout_s=0.01)
     has_begun, is_allowed = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -63,9 +64,9 @@ async def test_a_task_that_goes_on_after_its_cancel_is_named_in_the_log(
             with suppress(asyncio.CancelledError):
                 await is_allowed.wait()
 
-    task = tasks.start(stubborn(), "call 1 of dig", None)
+    task = tasks.start(stubborn(), "call 1 of dig")
     await has_begun.wait()
-    await tasks.end(timeout_s=0.01)
+    await tasks.end()
     assert "go on 0.01 s after their cancel: call 1 of dig" in caplog.text
     is_allowed.set()
     await task
@@ -77,7 +78,7 @@ async def test_an_error_that_nobody_awaits_is_reported(
     async def failing() -> None:
         raise ValueError("broken")
 
-    task = tasks.start(failing(), "work", None)
+    task = tasks.start(failing(), "work")
     await asyncio.wait({task})
     await asyncio.sleep(0)  # its callbacks
     assert [str(error) for error in reports] == ["broken"]
@@ -89,7 +90,7 @@ async def test_an_error_that_is_awaited_is_not_reported(
     async def failing() -> None:
         raise ValueError("broken")
 
-    task = await tasks.finished(failing(), "work", None)
+    task = await tasks.finished(failing(), "work")
     assert (str(task.exception()), reports) == ("broken", [])
 
 
@@ -102,7 +103,7 @@ async def test_a_cancel_of_the_caller_does_not_cut_the_work(
         await worker.work()
         raise ValueError("broken")
 
-    caller = asyncio.create_task(tasks.finished(failing_afterwards(), "work", None))
+    caller = asyncio.create_task(tasks.finished(failing_afterwards(), "work"))
     await worker.has_begun.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -117,7 +118,7 @@ async def test_a_cancel_of_the_caller_does_not_cut_the_work(
 
 async def test_each_task_has_a_copy_of_the_context(tasks: OwnedTasks) -> None:
     colour.set("red")
-    context = copy_context()
+    tasks.context = copy_context()
     colour.set("blue")
 
     async def seen() -> str:
@@ -126,51 +127,5 @@ async def test_each_task_has_a_copy_of_the_context(tasks: OwnedTasks) -> None:
         return before
 
     for _ in range(2):
-        assert (await tasks.finished(seen(), "work", context)).result() == "red"
+        assert (await tasks.finished(seen(), "work")).result() == "red"
     assert colour.get() == "blue"
-
-
-# --- the cleanup ---------------------------------------------------------------------------------
-
-
-async def test_all_steps_are_tried_and_only_failed_ones_are_made_again() -> None:
-    made: list[str] = []
-    failing = {"second": ValueError("second"), "third": ValueError("third")}
-
-    def step(name: str) -> object:
-        async def make() -> None:
-            made.append(name)
-            if name in failing:
-                raise failing.pop(name)
-
-        return make
-
-    names = ("first", "second", "third", "fourth", "fifth")
-    cleanup = Cleanup(**{name: step(name) for name in names})  # type: ignore[arg-type]
-    cleanup.add("fourth", "third", "second", "first")
-    assert str(await cleanup.run()) == "second"
-    assert made == ["first", "second", "third", "fourth"]
-    assert await cleanup.run() is None
-    assert made[4:] == ["second", "third"]
-    assert await cleanup.run() is None
-    assert made[6:] == []
-
-
-async def test_a_cancel_of_the_cleanup_skips_no_later_step() -> None:
-    made: list[str] = []
-    has_begun = asyncio.Event()
-
-    async def waiting() -> None:
-        has_begun.set()
-        await asyncio.Event().wait()
-
-    async def later() -> None:
-        made.append("later")
-
-    cleanup = Cleanup(waiting=waiting, later=later)
-    cleanup.add("waiting", "later")
-    running = asyncio.create_task(cleanup.run())
-    await has_begun.wait()
-    running.cancel()
-    assert isinstance(await running, asyncio.CancelledError)
-    assert made == ["later"]

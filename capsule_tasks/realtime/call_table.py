@@ -3,7 +3,7 @@
 | a call is | it is made again | people decide | its output is made | the session ends |
 | --- | --- | --- | --- | --- |
 | running | ignored | - | unsent | uncertain if it has begun, else as if it waited |
-| waiting | ignored | running | - | kept in the state, or abandoned |
+| waiting | ignored | running | - | kept in the state, or abandoned: unsent |
 | unsent | sent at once | - | - | not sent any more |
 | sent | ignored | - | - | - |
 
@@ -14,7 +14,7 @@ goes on with the decision then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -51,7 +51,7 @@ _C = CallStatus
 
 TRANSITIONS: dict[CallStatus, frozenset[CallStatus]] = {
     _C.RUNNING: frozenset({_C.WAITING, _C.UNSENT}),
-    _C.WAITING: frozenset({_C.RUNNING}),
+    _C.WAITING: frozenset({_C.RUNNING, _C.UNSENT}),
     _C.UNSENT: frozenset({_C.SENT}),
     _C.SENT: frozenset(),
 }
@@ -80,7 +80,7 @@ class CallTable:
         """The ids of running calls whose functions were called."""
         self.abandoned: tuple[PendingCall, ...] = ()
         """The calls that waited, and were abandoned at the end."""
-        self._calls = {each.call_id: _Call(each, _C.WAITING) for each in state.calls}
+        self._calls = {each.call_id: _Call(each) for each in state.calls}
         self._sent: deque[str] = deque()
         """The ids of the known calls whose outputs were sent, the latest last."""
         self._is_over = False
@@ -134,13 +134,6 @@ class CallTable:
             each.move(_C.RUNNING)
         return [each.pending for each in decided]
 
-    def resume(self) -> list[PendingCall]:
-        """Have all calls of the given state go on, whether they were decided about or not."""
-        waiting = [each for each in self._calls.values() if each.status is _C.WAITING]
-        for each in waiting:
-            each.move(_C.RUNNING)
-        return [each.pending for each in waiting]
-
     def note_inner(self, call_id: str, inner: RunState) -> None:
         """Keep an inner run as it is after a turn, with decisions that came during the turn."""
         if self._is_over:
@@ -160,8 +153,12 @@ class CallTable:
         """
         if self._is_over:
             return False
-        self._calls[call_id].move(_C.UNSENT)
-        self._forget([call_id])
+        call = self._calls[call_id]
+        call.move(_C.UNSENT)
+        self.begun.discard(call_id)
+        if (inner := self.state.nested.get(call_id)) is not None:
+            self.state = self.state.with_usage(call.pending.agent, inner.total_usage())
+        self.state = self.state.without_calls([call_id])
         return True
 
     def sent(self, call_id: str) -> None:
@@ -188,9 +185,8 @@ class CallTable:
             elif open_approvals == "abandon":
                 outputs[call_id] = ABANDONED if inner is None else UNCERTAIN
                 abandoned += [call.pending] if inner is None else inner.unresolved()
-        self._forget(outputs)
         for call_id in outputs:
-            del self._calls[call_id]
+            self.made(call_id)
         self._is_over, self.abandoned = True, tuple(abandoned)
         return outputs
 
@@ -210,8 +206,8 @@ class CallTable:
 
     def _open(self) -> list[tuple[str, _Call]]:
         """The calls without an output."""
-        closed = (_C.UNSENT, _C.SENT)
-        return [(each, call) for each, call in self._calls.items() if call.status not in closed]
+        is_open = (_C.RUNNING, _C.WAITING)
+        return [(each, call) for each, call in self._calls.items() if call.status in is_open]
 
     def _has_to_wait(self, call: PendingCall) -> bool:
         """Whether a call that needs decisions has none yet that it could go on with."""
@@ -219,15 +215,6 @@ class CallTable:
             return True
         inner = self.state.nested.get(call.call_id)
         return inner is not None and not _has_decision(inner)
-
-    def _forget(self, call_ids: Collection[str]) -> None:
-        """Forget what is known of calls that have outputs now, except for their usage."""
-        for call_id in call_ids:
-            self.begun.discard(call_id)
-            if (inner := self.state.nested.get(call_id)) is not None:
-                agent = self._calls[call_id].pending.agent
-                self.state = self.state.with_usage(agent, inner.total_usage())
-        self.state = self.state.without_calls(call_ids)
 
 
 def _has_decision(run: RunState) -> bool:

@@ -54,7 +54,7 @@ class Guarding:
             self._host.start(stopping, f"stopping the answer {event.response_id}")
 
     def text(self, event: TextDelta) -> None:
-        if event.response_id not in self._responses:
+        if event.response_id not in self._responses.answers:
             # A model that does not tell of the start must not get around the guardrails.
             self.started(ResponseStarted(event.response_id))
         check = self._responses.text(event.response_id, event.item_id, event.delta)
@@ -67,20 +67,18 @@ class Guarding:
             self._start_check(check)
 
     def _start_check(self, check: Check) -> None:
-        about = f"output guardrails on the answer {check.response_id}"
+        about = f"output guardrails on the answer {check.answer.response_id}"
         self._host.start(self._check_answer(check), about)
 
     async def _check_answer(self, check: Check) -> None:
-        try:
-            guardrails = self._output_guardrails(check.speaker)
-            results = await self._tripped("output", check.speaker, guardrails, check.text)
-            # Marked before anything is awaited, as several checks of an answer may trip at once.
-            if results and self._responses.stop(check.response_id):
-                about = (check.speaker.agent, results, check.text, check.response_id)
-                self._host.emit(RealtimeGuardrailTripped(*about))
-                await self._stop(check.response_id, _ANSWER_STOPPED, _names(results))
-        finally:
-            self._responses.checked(check.response_id)
+        answer, speaker = check.answer, check.answer.speaker
+        guardrails = self._output_guardrails(speaker)
+        results = await self._tripped("output", speaker, guardrails, check.text)
+        # Marked before anything is awaited, as several checks of an answer may trip at once.
+        if results and answer.stop():
+            about = (speaker.agent, results, check.text, answer.response_id)
+            self._host.emit(RealtimeGuardrailTripped(*about))
+            await self._stop(answer.response_id, _ANSWER_STOPPED, _names(results))
 
     async def _stop(self, response_id: str, why: str, guardrails: Sequence[str]) -> None:
         """Stop an answer and its audio, and tell the model why, unless a newer one has begun."""

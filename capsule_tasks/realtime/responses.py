@@ -8,15 +8,6 @@ from dataclasses import dataclass, field
 from capsule_tasks.realtime.host import AgentSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A text of an answer that the output guardrails have to see."""
-
-    response_id: str
-    speaker: AgentSnapshot
-    text: str
-
-
 @dataclass(slots=True)
 class _Text:
     """What an item of an answer says so far, and how much of that was checked."""
@@ -25,19 +16,38 @@ class _Text:
     checked_length: int = 0
 
 
-@dataclass(slots=True)
-class _Answer:
+@dataclass(eq=False, slots=True)
+class Answer:
+    """One answer of the model."""
+
+    response_id: str
     speaker: AgentSnapshot
     is_checked: bool
+    """Whether output guardrails want its text."""
     texts: dict[str, _Text] = field(default_factory=dict)
     """By the ids of items; empty once the answer has ended or was stopped."""
-    running_checks: int = 0
     has_ended: bool = False
     is_stopped: bool = False
 
+    def stop(self) -> bool:
+        """Mark the answer as stopped; False if it is so already."""
+        if self.is_stopped:
+            return False
+        self.is_stopped = True
+        self.texts.clear()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A text of an answer that the output guardrails have to see."""
+
+    answer: Answer
+    text: str
+
 
 class Responses:
-    """The answers that have not ended, or are still being checked, and the one that began last.
+    """The answers of a session, and the inputs that they are about.
 
     A turn is what answers the same inputs of the user: the first answer that begins after them,
     and those that follow it, such as after a tool call, until the user has said something else.
@@ -46,8 +56,9 @@ class Responses:
     def __init__(self, chars_between_checks: int) -> None:
         self.latest: str | None = None
         """The answer that began last."""
+        self.answers: dict[str, Answer] = {}
+        """Those that have not ended, and the latest one: its audio may be played still."""
         self._chars_between_checks = chars_between_checks
-        self._answers: dict[str, _Answer] = {}
         self._inputs: dict[object, AgentSnapshot] = {}
         """To whom the user said what the current turn answers, until it is checked."""
         self._new_inputs: dict[object, AgentSnapshot] = {}
@@ -57,30 +68,27 @@ class Responses:
         self._refusals: dict[str, None] = {}
         """Names of guardrails that refuse what the next answer would be about."""
 
-    def __contains__(self, response_id: str) -> bool:
-        return response_id in self._answers
-
     # --- answers -----------------------------------------------------------------------------
 
     def started(
         self, response_id: str, snapshot: AgentSnapshot, is_checked: bool
     ) -> tuple[str, ...]:
-        """An answer begins; `is_checked` says whether output guardrails want its text.
+        """An answer begins.
 
         Returns the names of input guardrails that have refused what it is about: it is stopped.
         """
-        known = self._answers.get(response_id)
+        known = self.answers.get(response_id)
         if known is not None and not known.has_ended:
             return ()
-        before, self.latest = self.latest, response_id
-        if before is not None and before != response_id:
-            self._forget(before)
         if self._has_new_input:
             # Answers to earlier inputs are over: nothing can be stopped for them any more.
             self._inputs, self._new_inputs = self._new_inputs, {}
             self._has_new_input = False
         refused_by, self._refusals = tuple(self._refusals), {}
-        self._answers[response_id] = _Answer(snapshot, is_checked, is_stopped=bool(refused_by))
+        self.answers = {key: each for key, each in self.answers.items() if not each.has_ended}
+        answer = Answer(response_id, snapshot, is_checked, is_stopped=bool(refused_by))
+        self.answers[response_id] = answer
+        self.latest = response_id
         return refused_by
 
     def text(self, response_id: str, item_id: str, delta: str) -> Check | None:
@@ -89,61 +97,40 @@ class Responses:
         Thresholds count the text of an item: that is what the history has as one message. Texts
         of two items of an answer are not mixed, in whichever order their pieces come.
         """
-        answer = self._answers.get(response_id)
+        answer = self.answers.get(response_id)
         if answer is None or not answer.is_checked or answer.is_stopped:
             return None
         text = answer.texts.setdefault(item_id, _Text())
         text.said += delta
         every = self._chars_between_checks
         is_due = len(text.said) // every > text.checked_length // every
-        return _next_check(response_id, answer, text) if is_due or answer.has_ended else None
+        return _next_check(answer, text) if is_due or answer.has_ended else None
 
     def ended(self, response_id: str) -> list[Check]:
         """An answer has ended, also by a cancel: its text may be played, and is in the history.
 
         Returns the checks of texts whose ends no check has seen.
         """
-        answer = self._answers.get(response_id)
+        answer = self.answers.get(response_id)
         if answer is None or answer.has_ended:
             return []
         answer.has_ended = True
         unseen = [text for text in answer.texts.values() if text.checked_length < len(text.said)]
-        checks = [_next_check(response_id, answer, text) for text in unseen]
+        checks = [_next_check(answer, text) for text in unseen]
         answer.texts.clear()
-        self._forget(response_id)
+        if response_id != self.latest:
+            del self.answers[response_id]
         return checks
 
-    def checked(self, response_id: str) -> None:
-        """A check of an answer has ended, and so has what it led to."""
-        self._answers[response_id].running_checks -= 1
-        self._forget(response_id)
-
-    def stop(self, response_id: str) -> bool:
-        """Mark an answer as stopped; False if it is so already, or is forgotten."""
-        answer = self._answers.get(response_id)
-        if answer is None or answer.is_stopped:
-            return False
-        answer.is_stopped = True
-        answer.texts.clear()
-        return True
-
     def is_stopped(self, response_id: str) -> bool:
-        answer = self._answers.get(response_id)
+        """Whether a guardrail has stopped an answer, so that its audio must not be played."""
+        answer = self.answers.get(response_id)
         return answer is not None and answer.is_stopped
 
     def speaker(self, response_id: str) -> AgentSnapshot | None:
         """Who gives an answer; None if it is forgotten."""
-        answer = self._answers.get(response_id)
+        answer = self.answers.get(response_id)
         return None if answer is None else answer.speaker
-
-    def _forget(self, response_id: str) -> None:
-        """Forget an answer of which nothing more can come.
-
-        The latest one is kept: its audio may be played still, and an input guardrail may stop it.
-        """
-        answer = self._answers[response_id]
-        if answer.has_ended and not answer.running_checks and response_id != self.latest:
-            del self._answers[response_id]
 
     # --- inputs of the user ------------------------------------------------------------------
 
@@ -166,12 +153,12 @@ class Responses:
         is_answered = self._inputs.pop(input_id, None) is not None
         if is_new:
             self._refusals.update(dict.fromkeys(refused_by))
-        elif is_answered and refused_by and self.latest is not None and self.stop(self.latest):
-            return self.latest
+        latest = self.latest
+        if is_answered and refused_by and latest is not None and self.answers[latest].stop():
+            return latest
         return None
 
 
-def _next_check(response_id: str, answer: _Answer, text: _Text) -> Check:
+def _next_check(answer: Answer, text: _Text) -> Check:
     text.checked_length = len(text.said)
-    answer.running_checks += 1
-    return Check(response_id, answer.speaker, text.said)
+    return Check(answer, text.said)

@@ -111,7 +111,7 @@ class ToolCalls:
 
         Raises UnknownAgent, before anything is done, for a call of an agent outside of the graph.
         """
-        calls = self._table.resume()
+        calls = self._table.state.calls
         for call in calls:
             snapshot.run.book.agent(call.agent)
         self._begin(calls, snapshot)

@@ -294,8 +294,7 @@ def test_another_session_goes_on_with_the_calls_the_decisions_and_the_code_sessi
     before.end("return")
     state = before.in_state(base()).approve("c2")
     table = CallTable(state)
-    assert [each.call_id for each in table.resume()] == ["c1", "c2"]
-    assert table.resume() == []
+    assert [each.call_id for each in table.state.calls] == ["c1", "c2"]
     assert table.state.decision_for(call("c1")) is None
     decision = table.state.decision_for(call("c2"))
     assert decision is not None
@@ -305,7 +304,6 @@ def test_another_session_goes_on_with_the_calls_the_decisions_and_the_code_sessi
 
 def test_a_call_of_the_state_can_be_decided_about_before_it_is_looked_at_again() -> None:
     table = CallTable(base().with_calls([call()]))
-    table.resume()
     assert table.decide("c1", approved=True) == []
     assert table.state.decision_for(call()) is not None
 

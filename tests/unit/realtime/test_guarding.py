@@ -149,7 +149,7 @@ async def test_an_older_answer_is_stopped_without_touching_the_newer_one() -> No
     guardrail.may_answer.set()
     assert await session.settled() == ["tripped one", "interrupt one"]
     assert not session.responses.is_stopped("two")
-    assert "one" not in session.responses
+    assert "one" not in session.responses.answers
 
 
 async def test_the_model_is_told_although_the_answer_ends_by_the_interruption() -> None:
@@ -322,7 +322,7 @@ async def test_nothing_is_kept_of_a_long_session() -> None:
         await session.settled()
         session.guarding.said("a question", f"question {number}")
     answers = [f"answer {number}" for number in range(50)]
-    assert [each for each in answers if each in session.responses] == ["answer 49"]
+    assert [each for each in answers if each in session.responses.answers] == ["answer 49"]
     questions = [f"question {number}" for number in range(50)]
     assert [each for each in questions if session.responses.listener(each)] == []
 

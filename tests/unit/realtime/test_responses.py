@@ -52,7 +52,7 @@ def test_texts_of_two_items_are_not_mixed() -> None:
 def test_the_tail_is_checked_once_at_the_end() -> None:
     responses = answers(every=5, a="1234567")
     (tail,) = answers(every=10, a="1234567").ended("a")
-    assert tail == Check("a", ONE, "1234567")
+    assert (tail.answer.response_id, tail.answer.speaker, tail.text) == ("a", ONE, "1234567")
     assert responses.ended("a") == []
 
 
@@ -64,30 +64,30 @@ def test_the_end_of_an_older_answer_leaves_the_newer_one_as_it_is() -> None:
     assert texts([responses.text("b", "item", " answer")]) == ["new answer"]
 
 
-def test_an_answer_is_kept_until_its_last_check_has_ended() -> None:
+def test_the_last_check_of_an_answer_may_stop_it_once_a_newer_one_has_begun() -> None:
     responses = answers(every=10, a="1234567890")
     responses.text("a", "item", "a tail")
-    responses.ended("a")
     responses.started("b", TWO, is_checked=True)
-    responses.checked("a")
-    assert "a" in responses
-    responses.checked("a")
-    assert "a" not in responses
+    (tail,) = responses.ended("a")
+    assert "a" not in responses.answers
     assert responses.speaker("a") is None
+    assert tail.answer.speaker is ONE
+    assert [tail.answer.stop(), tail.answer.stop()] == [True, False]
+    assert not responses.is_stopped("b")
 
 
 def test_the_latest_answer_is_kept_until_a_newer_one_begins() -> None:
     responses = answers(a="")
     responses.ended("a")
-    assert responses.stop("a")
+    assert responses.answers["a"].stop()
     assert responses.is_stopped("a")
     responses.started("b", ONE, is_checked=True)
-    assert "a" not in responses
+    assert "a" not in responses.answers
 
 
 def test_an_answer_is_stopped_once_and_not_checked_any_more() -> None:
     responses = answers(a="1234567890")
-    assert [responses.stop("a"), responses.stop("a")] == [True, False]
+    assert [responses.answers["a"].stop(), responses.answers["a"].stop()] == [True, False]
     assert responses.text("a", "item", "1234567890") is None
     assert responses.ended("a") == []
 
@@ -111,9 +111,8 @@ def test_a_server_without_ids_of_answers_is_checked_all_the_same() -> None:
     for text in ("secret", "hello"):
         responses.started("", ONE, is_checked=True)
         assert texts([responses.text("", "item", text)]) == [text]
-        assert responses.stop("")
+        assert responses.answers[""].stop()
         responses.ended("")
-        responses.checked("")
 
 
 def test_a_refused_input_stops_the_answer_that_began_after_it() -> None:
@@ -170,7 +169,7 @@ def test_an_answer_that_is_stopped_already_is_not_stopped_for_an_input() -> None
     responses = Responses(10)
     responses.heard("question", ONE)
     responses.started("a", ONE, is_checked=True)
-    assert responses.stop("a")
+    assert responses.answers["a"].stop()
     assert responses.judged("question", ["check"]) is None
 
 
@@ -232,20 +231,19 @@ class Sessions(RuleBasedStateMachine):
 
     def take(self, checks: list[Check]) -> None:
         for check in checks:
-            assert check.response_id not in self.stopped
+            assert check.answer.response_id not in self.stopped
             self.running.append(check)
-            self.seen[check.response_id].append(check.text)
+            self.seen[check.answer.response_id].append(check.text)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), has_tripped=st.booleans())
     def end_check(self, data: st.DataObject, has_tripped: bool) -> None:
         check = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        assert self.responses.speaker(check.response_id) is ONE
+        answer = check.answer
+        assert answer.speaker is ONE
         if has_tripped:
-            is_first = check.response_id not in self.stopped
-            assert self.responses.stop(check.response_id) == is_first
-            self.stopped.add(check.response_id)
-        self.responses.checked(check.response_id)
+            assert answer.stop() == (answer.response_id not in self.stopped)
+            self.stopped.add(answer.response_id)
 
     @rule()
     def hear(self) -> None:
@@ -278,11 +276,10 @@ class Sessions(RuleBasedStateMachine):
 
     @invariant()
     def an_answer_is_kept_as_long_as_it_matters(self) -> None:
-        of_checks = {check.response_id for check in self.running}
-        kept = {*self.open, *of_checks}
+        kept = set(self.open)
         if self.responses.latest is not None:
             kept.add(self.responses.latest)
-        assert {each for each in self.said if each in self.responses} == kept
+        assert {each for each in self.said if each in self.responses.answers} == kept
         assert {each for each in kept if self.responses.is_stopped(each)} == kept & self.stopped
 
 

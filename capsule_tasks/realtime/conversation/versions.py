@@ -25,6 +25,14 @@ class Correction(NamedTuple):
     stored: Item
     now: Item | None
 
+    def apply(self, items: list[Item]) -> bool:
+        """Correct the latest such item, if there is one; whether there is."""
+        for at in range(len(items) - 1, -1, -1):
+            if items[at] == self.stored:
+                items[at : at + 1] = [] if self.now is None else [self.now]
+                return True
+        return False
+
 
 class Cut(msgspec.Struct, frozen=True):
     """A text of which the user has heard only the beginning."""

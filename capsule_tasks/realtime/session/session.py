@@ -108,7 +108,7 @@ class RealtimeSession:
 
         self._queue = EventQueue(config.event_limit, config.audio_limit_bytes)
         self._log = ConversationLog()
-        self._writer = HistoryWriter(history, state, self._report)
+        self._writer = HistoryWriter(history, begun, self._report)
         responses = Responses(config.guardrail_debounce_chars)
         self._guarding = Guarding(self, config, responses)
         self._calls = ToolCalls(self, self._record, begun)

@@ -54,7 +54,7 @@ async def test_a_lost_reply_stores_nothing_twice(proxy: CuttingProxy) -> None:
     reported: list[Exception] = []
     async with History("s1", proxy.url, settings=own_settings(ONCE)) as history:
         await history.add_items([A])
-        writer = HistoryWriter(history, None, reported.append)
+        writer = HistoryWriter(history, STATE, reported.append)
         assert await writer.begin() == (A,)
         proxy.plan(["after", "before", "after"])
         writer.add([B])
@@ -73,7 +73,7 @@ async def test_items_wait_for_a_server_that_comes_back(tmp_path: Path) -> None:
     reported: list[Exception] = []
     with PrivateServer(tmp_path / "redis", aof=True, port=free_port()) as server:
         async with History("s1", server.url, settings=own_settings(ONCE)) as history:
-            writer = HistoryWriter(history, None, reported.append)
+            writer = HistoryWriter(history, STATE, reported.append)
             writer.add([A])
             await writer.flush()
             server.stop()
@@ -94,7 +94,7 @@ async def test_an_answer_is_corrected_in_one_step_whatever_was_stored_after_it(
     proxy: CuttingProxy, kind: type[History]
 ) -> None:
     history = kind("s1", proxy.url, settings=own_settings(ONCE))
-    writer = HistoryWriter(history, None, lambda _: None)
+    writer = HistoryWriter(history, STATE, lambda _: None)
     writer.add([A, B])
     await writer.flush()
     assert await stored(history) == [A, B]
@@ -124,7 +124,7 @@ async def test_a_full_history_says_so_until_there_is_room(valkey_url: str) -> No
     settings = HistorySettings(prefix=own_settings().prefix, max_items=3)
     async with History("s1", valkey_url, settings=settings) as history:
         await history.add_items([A])
-        writer = HistoryWriter(history, None, lambda _: None)
+        writer = HistoryWriter(history, STATE, lambda _: None)
         writer.add([A, B, C])
         with pytest.raises(HistoryFull):
             await writer.flush()
@@ -142,7 +142,7 @@ async def test_runs_and_realtime_sessions_go_on_with_each_others_history(
     model = ScriptedModel(["hello", "goodbye"])
     agent = Agent(name="host", model=model)
     await Runner.run(agent, "hi", session=history)
-    log, writer = ConversationLog(), HistoryWriter(history, None, lambda _: None)
+    log, writer = ConversationLog(), HistoryWriter(history, STATE, lambda _: None)
     told = log.load(await writer.begin())
     assert [item["role"] for item in told] == ["user", "assistant"]
     spoken = {"id": "item_1", "object": "realtime.item", "type": "message", "status": "completed"}

@@ -72,19 +72,22 @@ class FaultyModel(OpenAIRealtime):
 
 
 class ItemList:
-    """A history in memory."""
+    """A history in memory, which knows a repeated write by its operation."""
 
     def __init__(self, steps: Steps) -> None:
         self.items: list[dict[str, Any]] = [{"role": "user", "content": "I was here before."}]
+        self._known: set[str] = set()
         self._steps = steps
 
     async def get_items(self, limit: int | None = None) -> list[dict[str, Any]]:
         await self._steps()
         return self.items[-limit:] if limit else list(self.items)
 
-    async def add_items(self, items: list[dict[str, Any]]) -> None:
+    async def add_items(self, items: list[dict[str, Any]], *, operation_id: str) -> None:
         await self._steps()
-        self.items += items
+        if operation_id not in self._known:
+            self._known.add(operation_id)
+            self.items += items
         await self._steps()
 
 

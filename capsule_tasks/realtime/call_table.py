@@ -128,7 +128,7 @@ class CallTable:
             self.state = self.state.approve(call_id, always=always)
         else:
             self.state = self.state.reject(call_id, always=always, message=message)
-        waiting = [each for each in self._calls.values() if each.status is _C.WAITING]
+        waiting = self._with_status(_C.WAITING)
         decided = [each for each in waiting if not self._has_to_wait(each.pending)]
         for each in decided:
             each.move(_C.RUNNING)
@@ -178,13 +178,13 @@ class CallTable:
             return {}
         outputs: dict[str, str] = {}
         abandoned: list[PendingCall] = []
-        for call_id, call in self._open():
-            inner = self.state.nested.get(call_id)
+        for call in self._open():
+            call_id, inner = call.call_id, self.state.nested.get(call.call_id)
             if call_id in self.begun:
                 outputs[call_id] = UNCERTAIN
             elif open_approvals == "abandon":
                 outputs[call_id] = ABANDONED if inner is None else UNCERTAIN
-                abandoned += [call.pending] if inner is None else inner.unresolved()
+                abandoned += [call] if inner is None else inner.unresolved()
         for call_id in outputs:
             self.made(call_id)
         self._is_over, self.abandoned = True, tuple(abandoned)
@@ -192,22 +192,24 @@ class CallTable:
 
     def in_state(self, state: RunState) -> RunState:
         """The state with the calls that can be made later, all decisions, and inner runs."""
-        calls = {each: call for each, call in self._open() if each not in self.begun}
-        inner = {each: found for each, found in self.state.nested.items() if each in calls}
+        calls = {each.call_id: each for each in self._open() if each.call_id not in self.begun}
+        nested = {each: inner for each, inner in self.state.nested.items() if each in calls}
         for used in self.state.usage:
             state = state.with_usage(used.agent, used)
         return replace(
             state,
-            calls=tuple(call.pending for call in calls.values()),
+            calls=tuple(calls.values()),
             approvals=self.state.approvals,
-            nested=inner,
+            nested=nested,
             code=self.state.code,
         )
 
-    def _open(self) -> list[tuple[str, _Call]]:
+    def _open(self) -> list[PendingCall]:
         """The calls without an output."""
-        is_open = (_C.RUNNING, _C.WAITING)
-        return [(each, call) for each, call in self._calls.items() if call.status in is_open]
+        return [each.pending for each in self._with_status(_C.RUNNING, _C.WAITING)]
+
+    def _with_status(self, *statuses: CallStatus) -> list[_Call]:
+        return [each for each in self._calls.values() if each.status in statuses]
 
     def _has_to_wait(self, call: PendingCall) -> bool:
         """Whether a call that needs decisions has none yet that it could go on with."""
@@ -219,12 +221,8 @@ class CallTable:
 
 def _has_decision(run: RunState) -> bool:
     """Whether people have decided about a call that waits in a run, or in one within it."""
-    return any(
-        _has_decision(run.nested[call.call_id])
-        if call.call_id in run.nested
-        else call.needs_approval and run.decision_for(call) is not None
-        for call in run.calls
-    )
+    own = (each for each in run.calls if each.needs_approval and each.call_id not in run.nested)
+    return any(map(run.decision_for, own)) or any(map(_has_decision, run.nested.values()))
 
 
 def _with_decisions_of(before: RunState, after: RunState) -> RunState:

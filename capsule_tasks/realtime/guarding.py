@@ -78,7 +78,8 @@ class Guarding:
         if results and answer.stop():
             about = (speaker.agent, results, check.text, answer.response_id)
             self._host.emit(RealtimeGuardrailTripped(*about))
-            await self._stop(answer.response_id, _ANSWER_STOPPED, _names(results))
+            names = [each.name for each in results]
+            await self._stop(answer.response_id, _ANSWER_STOPPED, names)
 
     async def _stop(self, response_id: str, why: str, guardrails: Sequence[str]) -> None:
         """Stop an answer and its audio, and tell the model why, unless a newer one has begun."""
@@ -135,7 +136,7 @@ class Guarding:
         text: str,
     ) -> None:
         results = await self._tripped("input", listener, guardrails, text)
-        refused_by = _names(results)
+        refused_by = [each.name for each in results]
         stopped = self._responses.judged(input_id, refused_by)
         if results:
             self._host.emit(RealtimeGuardrailTripped(listener.agent, results, text, stopped))
@@ -170,7 +171,3 @@ def _once(of_agent: Iterable[G], of_config: Iterable[G]) -> list[G]:
     """The guardrails of an agent and of the session; one that is in both comes once."""
     each_once: dict[int, G] = {id(each): each for each in chain(of_agent, of_config)}
     return list(each_once.values())
-
-
-def _names(results: Iterable[GuardrailResult]) -> list[str]:
-    return [result.name for result in results]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.realtime.model import RealtimeModel
 from capsule_tasks.realtime.session.session import RealtimeSession
 from capsule_tasks.realtime.settings import RealtimeConfig, RealtimeModelConfig
@@ -66,7 +65,7 @@ class RealtimeRunner:
         )
 
 
-def _maker_of(model: object) -> Callable[[], RealtimeModel]:
+def _maker_of(model: Any) -> Callable[[], RealtimeModel]:
     if model is None:
         # Those who have a model of their own do not pay for this one.
         from capsule_tasks.realtime.openai.websocket import OpenAIRealtime  # noqa: PLC0415
@@ -74,14 +73,13 @@ def _maker_of(model: object) -> Callable[[], RealtimeModel]:
         return OpenAIRealtime
     if isinstance(model, RealtimeModel) and not isinstance(model, type):
         return lambda: model
-    if not callable(model):
-        must = "a RealtimeModel, or a function that makes one for each session"
-        raise InvalidSetting("model", model, must)
+    must = "a RealtimeModel, or a function that makes one for each session"
+    check("model", model, callable(model), must)
 
     def make() -> RealtimeModel:
-        made: object = model()
-        if not isinstance(made, RealtimeModel):
-            raise InvalidSetting("what the function model makes", made, "a RealtimeModel")
+        made: RealtimeModel = model()
+        is_model = isinstance(made, RealtimeModel)
+        check("what the function model makes", made, is_model, "a RealtimeModel")
         return made
 
     return make

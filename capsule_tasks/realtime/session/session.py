@@ -23,7 +23,6 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from capsule_tasks.errors import InvalidSetting
 from capsule_tasks.realtime.conversation.log import ConversationLog
 from capsule_tasks.realtime.conversation.saving import HistoryWriter
 from capsule_tasks.realtime.events import (
@@ -52,6 +51,7 @@ from capsule_tasks.realtime.session.transitions import Transitions, snapshot_of
 from capsule_tasks.realtime.settings import RealtimeConfig, RealtimeModelConfig
 from capsule_tasks.realtime.tool_calls import ToolCalls
 from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.checking import check
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.agents.run_config import RunConfig
 from capsule_tasks.runs.approvals import PendingCall
@@ -81,9 +81,9 @@ class RealtimeSession:
         make_model: Callable[[], RealtimeModel],
         config: RealtimeConfig,
         model_config: RealtimeModelConfig,
-        context: Any = None,
-        history: Any | None = None,
-        state: RunState | None = None,
+        context: Any,
+        history: Any | None,
+        state: RunState | None,
     ) -> None:
         book = AgentBook(agent)
         self._state = begun = state or _first_state(book.identity(agent))
@@ -219,8 +219,7 @@ class RealtimeSession:
     ) -> None:
         """Send a piece of what the user says. `commit` ends the turn where no server detects it."""
         self._life.check_open()
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidSetting("data", data, "bytes")
+        check("data", data, isinstance(data, bytes | bytearray | memoryview), "bytes")
         await self.send(SendAudio(bytes(data), commit))
 
     async def interrupt(self) -> None:
@@ -235,8 +234,7 @@ class RealtimeSession:
         is the same as before then. A cancel of the caller does not cut the change half-way.
         """
         self._life.check_open()
-        if not isinstance(agent, Agent):
-            raise InvalidSetting("agent", agent, "an Agent")
+        check("agent", agent, isinstance(agent, Agent), "an Agent")
         assert self._transitions is not None
         await self._life.do(self._transitions.update(agent), "update of the agent")
 
@@ -366,9 +364,8 @@ def _parts_of(message: Content) -> tuple[Mapping[str, Any], ...]:
     if isinstance(given, str) and given:
         given = [{"type": "input_text", "text": given}]
     is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
-    if not (is_list and given and all(map(_is_part, given))):
-        must = "a text, parts such as {'type': 'input_text', 'text': …}, or a message of the user"
-        raise InvalidSetting("message", message, must)
+    must = "a text, parts such as {'type': 'input_text', 'text': …}, or a message of the user"
+    check("message", message, is_list and given and all(map(_is_part, given)), must)
     return tuple(given)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 
-from capsule_tasks.errors import AgentReplaced, InvalidSetting, RealtimeRefused
+from capsule_tasks.errors import AgentReplaced, RealtimeRefused
 from capsule_tasks.errors.base import reason_of
 from capsule_tasks.realtime.events import RealtimeHandoff
 from capsule_tasks.realtime.host import AgentSnapshot, SessionHost
 from capsule_tasks.realtime.model import AgentSettings, UpdateSettings
 from capsule_tasks.realtime.settings import RealtimeSettings
 from capsule_tasks.runs.agents.agent import Agent
+from capsule_tasks.runs.agents.checking import check
 from capsule_tasks.runs.engine.asking import instructions_of
 from capsule_tasks.runs.engine.setup import Abilities, AgentBook, RunSetup
-from capsule_tasks.runs.models.model import ModelSettings
 
 
 async def snapshot_of(agent: Agent, run: RunSetup, over: RealtimeSettings) -> AgentSnapshot:
@@ -28,41 +28,30 @@ async def snapshot_of(agent: Agent, run: RunSetup, over: RealtimeSettings) -> Ag
     able = await run.book.abilities(run.book.identity(agent), run.context)
     _check_honoured(able)
     instructions = await instructions_of(agent, run.context)
-    settings = over.over(_settings_of(agent.model_settings))
-    return AgentSnapshot(run, able, AgentSettings(instructions or "", able.specs, settings))
-
-
-def _settings_of(settings: ModelSettings) -> RealtimeSettings:
-    """The part of an agent's settings that realtime models have."""
-    return RealtimeSettings(
-        tool_choice=settings.tool_choice,
-        parallel_tool_calls=settings.parallel_tool_calls,
-        max_output_tokens=settings.max_output_tokens,
-        reasoning=settings.reasoning,
+    of_agent = RealtimeSettings(
+        tool_choice=agent.model_settings.tool_choice,
+        parallel_tool_calls=agent.model_settings.parallel_tool_calls,
+        max_output_tokens=agent.model_settings.max_output_tokens,
+        reasoning=agent.model_settings.reasoning,
     )
+    settings = AgentSettings(instructions or "", able.specs, over.over(of_agent))
+    return AgentSnapshot(run, able, settings)
 
 
 def _check_honoured(able: Abilities) -> None:
-    agent = able.agent
+    of_agent = f"of agent {able.agent.name!r}"
     for spec in able.specs:
-        if spec.hosted is not None:
-            must = "a function or an agent: a realtime model runs no hosted tools"
-            raise InvalidSetting(f"a tool of agent {agent.name!r}", spec.name, must)
-        if spec.namespace is not None:
-            must = "None: the calls of a realtime model name no namespace"
-            what = f"the namespace of tool {spec.name!r} of agent {agent.name!r}"
-            raise InvalidSetting(what, spec.namespace, must)
-    if not able.output_type.is_text:
-        must = "str: the answers of a realtime model are speech and text"
-        raise InvalidSetting(f"output_type of agent {agent.name!r}", agent.output_type, must)
-    for name, handoff in able.handoffs.items():
-        if handoff.input_filter is not None:
-            must = "None: a realtime model keeps its own view of the conversation"
-            raise InvalidSetting(
-                f"input_filter of handoff {name!r} of agent {agent.name!r}",
-                handoff.input_filter,
-                must,
-            )
+        must = "a function or an agent: a realtime model runs no hosted tools"
+        check(f"a tool {of_agent}", spec.name, spec.hosted is None, must)
+        name = f"the namespace of tool {spec.name!r} {of_agent}"
+        must = "None: the calls of a realtime model name no namespace"
+        check(name, spec.namespace, spec.namespace is None, must)
+    must = "str: the answers of a realtime model are speech and text"
+    check(f"output_type {of_agent}", able.agent.output_type, able.output_type.is_text, must)
+    for tool, handoff in able.handoffs.items():
+        name = f"input_filter of handoff {tool!r} {of_agent}"
+        must = "None: a realtime model keeps its own view of the conversation"
+        check(name, handoff.input_filter, handoff.input_filter is None, must)
 
 
 class Transitions:

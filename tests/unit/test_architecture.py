@@ -22,7 +22,7 @@ from capsule_tasks import storage
 from capsule_tasks.executions import states
 from capsule_tasks.protocol.events import EventMessage, UnknownEvent
 from capsule_tasks.realtime import call_table
-from capsule_tasks.realtime.session import lifecycle
+from capsule_tasks.realtime.session import life
 from capsule_tasks.storage import keys
 from capsule_tasks.storage.runs import types
 from capsule_tasks.storage.scripts import text_of
@@ -260,7 +260,7 @@ DIAGRAMS: dict[str, Mapping[Any, Iterable[Any]]] = {
     "report of an execution": moves_of(states.Report),
     "acknowledgement of an execution": moves_of(states.Ack),
     "run": types.TRANSITIONS,
-    "realtime session": lifecycle.TRANSITIONS,
+    "realtime session": life.TRANSITIONS,
     "call of a realtime session": call_table.TRANSITIONS,
 }
 """Each diagram by its title, with the table that it draws."""

@@ -9,7 +9,7 @@ when each of them ends. What it hears is passed on, without waiting, to those wh
 - `ConversationLog` has the items, and `HistoryWriter` stores them once they are final;
 - `EventQueue` has the events for those who iterate over the session.
 
-A session is entered, used and closed; `lifecycle.py` has its phases.
+A session is entered, used and closed; `life.py` has its phases.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ from capsule_tasks.realtime.model import (
 )
 from capsule_tasks.realtime.responses import Responses
 from capsule_tasks.realtime.session.event_queue import EventQueue
-from capsule_tasks.realtime.session.life import SessionLife
-from capsule_tasks.realtime.session.lifecycle import Phase
+from capsule_tasks.realtime.session.life import Phase, SessionLife
 from capsule_tasks.realtime.session.listening import ModelListener
 from capsule_tasks.realtime.session.tasks import OwnedTasks
 from capsule_tasks.realtime.session.transitions import Transitions, snapshot_of

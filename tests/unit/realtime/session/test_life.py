@@ -1,4 +1,4 @@
-"""The life of a session: the steps of its cleanup."""
+"""The life of a session: its phases, and the steps of its cleanup."""
 
 from __future__ import annotations
 
@@ -6,9 +6,34 @@ import asyncio
 
 import pytest
 
-from capsule_tasks.realtime.session.life import SessionLife, Step
-from capsule_tasks.realtime.session.lifecycle import Phase
+from capsule_tasks.realtime.session.life import ACTIVE, TRANSITIONS, Phase, SessionLife, Step
 from capsule_tasks.realtime.session.tasks import OwnedTasks
+
+
+def phases_before(phase: Phase) -> list[Phase]:
+    return [before for before in Phase if phase in TRANSITIONS[before]]
+
+
+def test_a_session_is_entered_once() -> None:
+    assert phases_before(Phase.NEW) == []
+    assert phases_before(Phase.OPENING) == [Phase.NEW]
+    assert phases_before(Phase.OPEN) == [Phase.OPENING]
+
+
+def test_each_phase_but_the_last_can_be_closed_and_the_last_is_left_by_nothing() -> None:
+    assert set(phases_before(Phase.CLOSING)) == set(Phase) - {Phase.CLOSED, Phase.CLOSING}
+    assert not TRANSITIONS[Phase.CLOSED]
+
+
+def test_a_failed_close_goes_nowhere_but_to_another_close() -> None:
+    assert TRANSITIONS[Phase.CLOSE_FAILED] == {Phase.CLOSING}
+
+
+def test_nothing_is_active_that_is_closing_or_closed() -> None:
+    assert sorted(ACTIVE) == [Phase.OPEN, Phase.OPENING]
+
+
+# --- the cleanup ---------------------------------------------------------------------------------
 
 
 def life_of(*steps: Step) -> SessionLife:

@@ -18,6 +18,7 @@ from websockets.asyncio.server import broadcast
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from capsule_tasks.errors import RealtimeLost, RealtimeNoAnswer
+from capsule_tasks.errors.base import reason_of
 from capsule_tasks.realtime.model import (
     AgentSettings,
     Command,
@@ -142,6 +143,9 @@ class Connection:
             pass
         except ConnectionClosed as closed:
             error = RealtimeLost(str(closed))
+        except Exception as unexpected:  # noqa: BLE001 - nobody awaits this task: listeners are told
+            error = RealtimeLost(reason_of(unexpected))
+            error.__cause__ = unexpected
         finally:
             self._ended(error)
 
@@ -177,6 +181,9 @@ class Connection:
 
     def _ended(self, error: RealtimeLost | None) -> None:
         """The connection is gone; nothing is told of it if it was closed here."""
+        # After an unexpected error or a cancel the socket is open still, but nobody reads it: the
+        # answer to a regular close could not be read either.
+        self._websocket.transport.abort()
         if self.lost is None:
             self.lost = error or RealtimeLost("the server has closed it")
             self._protocol.updates.lost(self.lost)
@@ -186,7 +193,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection, and end its task; it may be repeated."""
-        if self._closing is None:
+        if self._closing is None or self._closing.cancelled():
             if self.lost is None:
                 self.lost = RealtimeLost("it was closed")
                 self._protocol.updates.lost(self.lost)

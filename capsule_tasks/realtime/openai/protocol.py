@@ -111,8 +111,10 @@ class Protocol:
         """The update of the session, and its id; `answer` is told what the server says to it."""
         event_id = self._event_id("settings")
         session = self.updates.session_of(settings, is_first=is_first)
+        message = {"type": "session.update", "event_id": event_id, "session": session}
+        msgspec.json.encode(message)  # an update that is never sent would take the next answer
         self.updates.sent(event_id, session, answer)
-        return event_id, {"type": "session.update", "event_id": event_id, "session": session}
+        return event_id, message
 
     def _asking(self, message: Message) -> Callable[[], list[Message]]:
         msgspec.json.encode(message)  # what cannot be sent is nothing to answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from inspect import isawaitable
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -234,9 +234,10 @@ class RealtimeConnection:
         self._server.refused(error, message)
         await self.send({"type": "error", "error": error})
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(self._guarded(work))
         self._tasks.add(task)
+        task.add_done_callback(lambda _: work.close())  # the task may be cancelled before it begins
         task.add_done_callback(self._tasks.discard)
         return task
 

@@ -1,191 +1,313 @@
-"""A fault at every await of a session, over real sockets: nothing is left, and no call is lost."""
+"""Faults at every await of a session, over real sockets: no error and no cancel leaves anything."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from websockets.asyncio import client
 
-from capsule_tasks import Agent, Handoff, RunContext, function_tool
-from capsule_tasks.errors import CallbackFailed, RealtimeClosed
+from capsule_tasks import (
+    Agent,
+    Handoff,
+    RunContext,
+    ToolVerdict,
+    Verdict,
+    function_tool,
+    input_guardrail,
+    output_guardrail,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
 from capsule_tasks.realtime import (
-    OpenAIRealtime,
     RealtimeConfig,
     RealtimeHistoryAdded,
     RealtimeModelConfig,
     RealtimeRunner,
     RealtimeSession,
+    RealtimeToolApprovalRequired,
 )
-from capsule_tasks.realtime.model import AgentSettings, Command
-from capsule_tasks.testing.models import calls, hands_over
+from capsule_tasks.realtime.model import ModelEvent, ToolCalled
+from capsule_tasks.testing.models import ScriptedModel, calls, hands_over
 from capsule_tasks.testing.realtime import RealtimeServer
 from tests.integration.realtime.cancelling import CancelAt, cancelling
 
 OUTPUT = "function_call_output"
-SCRIPT = [[calls("look"), hands_over("Billing")], "I am Billing.", "I am Billing."]
+SCRIPT = [
+    [calls("look", call_id="c1"), calls("ask", {"input": "Who?"}, "c2"), hands_over("Billing")],
+    *["I am Billing."] * 6,
+]
+OUTPUTS = 3
 MOST_AWAITS = 1_000
+SETTINGS = {
+    "api_key",
+    "instructions of Billing",
+    "instructions of Expert",
+    "instructions of Support",
+    "is_enabled of a handoff",
+    "is_enabled of a tool",
+}
+CALLBACKS = {
+    "input guardrail",
+    "needs_approval",
+    "on_handoff",
+    "output guardrail",
+    "refusing input guardrail",
+    "tool",
+    "tool input guardrail",
+    "tool output guardrail",
+}
+HISTORY = {"get_items", "add_items", "add_items done"}
+SOCKET = {"connect", "recv", "send", "close", "close done"}
 
 
 class Fault(Exception):
     """What goes wrong."""
 
 
-class Steps:
-    """The moments at which something outside of the session is awaited; one of them may fail."""
+class Awaits:
+    """Counts what a session awaits of its surroundings, and lets one await fail or be cancelled."""
 
-    def __init__(self, failing: int | None) -> None:
-        self.count = 0
-        self._failing = failing
+    def __init__(self, at: int | None = None, kind: Literal["error", "cancel"] = "error") -> None:
+        self.places: list[str] = []
+        self._at = at
+        self._kind = kind
 
-    async def __call__(self) -> None:
+    async def __call__(self, place: str) -> None:
+        self.places.append(place)
+        if len(self.places) == self._at:
+            if self._kind == "error":
+                raise Fault(place)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
         await asyncio.sleep(0)
-        self.count += 1
-        if self.count == self._failing:
-            raise Fault
+
+    @property
+    def has_struck(self) -> bool:
+        return self._at is not None and len(self.places) >= self._at
+
+    def returns(self, place: str, result: Any) -> Callable[..., Awaitable[Any]]:
+        """A callback that takes anything. Of several results, each is returned once, in order."""
+        results = iter(result) if isinstance(result, list) else repeat(result)
+
+        async def callback(*_: Any) -> Any:
+            await self(place)
+            return next(results)
+
+        return callback
 
 
-class FaultyModel(OpenAIRealtime):
-    """Commands fail before they are written, or after that."""
-
-    def __init__(self, steps: Steps) -> None:
-        super().__init__()
-        self._steps = steps
-
-    async def connect(self, config: RealtimeModelConfig, settings: AgentSettings) -> None:
-        await self._steps()
-        await super().connect(config, settings)
-
-    async def send_event_if(self, command: Command, condition: Callable[[], bool]) -> bool:
-        await self._steps()
-        is_sent = await super().send_event_if(command, condition)
-        await self._steps()
-        return is_sent
-
-    async def close(self) -> None:
-        await self._steps()
-        await super().close()
-        await self._steps()
-
-
-class ItemList:
+class CountedHistory:
     """A history in memory, which knows a repeated write by its operation."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, awaits: Awaits) -> None:
         self.items: list[dict[str, Any]] = [{"role": "user", "content": "I was here before."}]
         self._known: set[str] = set()
-        self._steps = steps
+        self._awaits = awaits
 
     async def get_items(self, limit: int | None = None) -> list[dict[str, Any]]:
-        await self._steps()
-        return self.items[-limit:] if limit else list(self.items)
+        await self._awaits("get_items")
+        return self.items[:] if limit is None else self.items[-limit:]
 
     async def add_items(self, items: list[dict[str, Any]], *, operation_id: str) -> None:
-        await self._steps()
+        await self._awaits("add_items")
         if operation_id not in self._known:
             self._known.add(operation_id)
             self.items += items
-        await self._steps()
+        await self._awaits("add_items done")
 
 
 class Conversation:
-    """A session that is opened, calls a tool, changes its agent twice, and is closed."""
+    """A session in which all callbacks wait: opened, tools called, handed over, updated, closed."""
 
-    def __init__(self, server: RealtimeServer, failing: int | None = None) -> None:
+    def __init__(self, server: RealtimeServer, awaits: Awaits) -> None:
         self.server = server
-        self.steps = steps = Steps(failing)
-        self.history = ItemList(steps)
-        self.calls = 0
+        self.history = CountedHistory(awaits)
+        self.runs = 0
+        """How often the tool has run."""
+        self.called: list[str] = []
+        """The calls that the session was told of."""
+        returns = awaits.returns
 
-        @function_tool
+        @function_tool(
+            needs_approval=returns("needs_approval", True),
+            is_enabled=returns("is_enabled of a tool", True),
+            input_guardrails=[
+                tool_input_guardrail(name="in", before_approval=True)(
+                    returns("tool input guardrail", ToolVerdict())
+                )
+            ],
+            output_guardrails=[
+                tool_output_guardrail(name="out")(returns("tool output guardrail", ToolVerdict()))
+            ],
+        )
         async def look() -> str:
-            self.calls += 1
-            await steps()
+            await awaits("tool")
+            self.runs += 1
             return "seen"
 
-        async def instructions(context: RunContext, agent: Agent) -> str:
-            await steps()
-            return agent.name
-
         async def on_handoff(context: RunContext) -> None:
-            await steps()
+            await awaits("on_handoff")
 
-        billing = Agent(name="Billing", instructions=instructions)
-        handoffs: list[Any] = [Handoff(billing, on_handoff=on_handoff)]
-        self.support = Agent(
-            name="Support", instructions=instructions, tools=[look], handoffs=handoffs
+        def agent(name: str, **options: Any) -> Agent:
+            async def instructions(context: RunContext, agent: Agent) -> str:
+                await awaits(f"instructions of {name}")
+                return name
+
+            return Agent(name=name, instructions=instructions, **options)
+
+        verdicts = [Verdict(tripped=True), *[Verdict()] * 100]
+        output = output_guardrail(name="answers")(returns("output guardrail", verdicts))
+        first = input_guardrail(name="first", parallel=False)
+        inputs = [
+            first(returns("refusing input guardrail", Verdict())),
+            input_guardrail(name="beside")(returns("input guardrail", Verdict())),
+        ]
+        expert = agent("Expert", model=ScriptedModel(["It is a cat."]))
+        billing = agent("Billing", output_guardrails=[output])
+        is_enabled = returns("is_enabled of a handoff", True)
+        self.support = agent(
+            "Support",
+            tools=[look, expert.as_tool("ask", "Ask an expert.")],
+            handoffs=[Handoff(billing, on_handoff=on_handoff, is_enabled=is_enabled)],
+            input_guardrails=inputs,
+            output_guardrails=[output],
         )
-        connection = RealtimeModelConfig(url=server.url, api_key="a key")
-        config = RealtimeConfig(close_timeout_s=5)
-        runner = RealtimeRunner(self.support, lambda: FaultyModel(steps), config)
+        connection = RealtimeModelConfig(url=server.url, api_key=returns("api_key", "a key"))
+        config = RealtimeConfig(close_timeout_s=5, guardrail_debounce_chars=5)
+        runner = RealtimeRunner(self.support, config=config)
         self.session: RealtimeSession = runner.run(None, connection, history=self.history)
 
     async def hold(self) -> None:
         async with self.session as session:
+            session.model.add_listener(self)
             await session.send_message("Look!")
             outputs = 0
             async for event in session:
-                if isinstance(event, RealtimeHistoryAdded):
+                if isinstance(event, RealtimeToolApprovalRequired):
+                    await session.approve_tool_call(event.call_id)
+                elif isinstance(event, RealtimeHistoryAdded):
                     outputs += event.item["type"] == OUTPUT
-                if outputs == 2:
+                if outputs == OUTPUTS:
                     break
-            await session.update_agent(self.support)
-            with pytest.raises(RealtimeClosed):
-                await self._close_beside(session)
+            try:
+                updates = (session.update_agent(self.support) for _ in range(2))
+                await asyncio.gather(*updates)
+            finally:
+                await self._check_agreed()
+            await asyncio.gather(session.close(), session.close())
 
-    async def _close_beside(self, session: RealtimeSession) -> None:
-        await asyncio.gather(session.close(), session.close())
-        await session.interrupt()
+    def on_event(self, event: ModelEvent) -> None:
+        if isinstance(event, ToolCalled) and self.session.is_open:
+            self.called.append(event.call_id)
+
+    async def _check_agreed(self) -> None:
+        """Check that the server works as the agent that the session says."""
+        names = {"update of the agent", "handoff"}  # a cancel of the caller does not cut them
+        if changes := [task for task in asyncio.all_tasks() if task.get_name() in names]:
+            await asyncio.wait(changes)
+        if self.session.is_open:
+            told = self.server.connection.settings.wire["instructions"]
+            assert told == self.session.agent.name
 
     async def check_released(self) -> None:
-        with suppress(Fault, asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, Fault):
             await self.session.close()
         await self.session.close()
         await self.server.wait_for_open(0)
-        assert self.calls <= 1
-        outputs = self._ids_of(OUTPUT)
+        assert self.runs <= 1
+        outputs = [item["call_id"] for item in self.history.items if item.get("type") == OUTPUT]
         assert sorted(outputs) == sorted(set(outputs))
-        left = {call.call_id for call in self.session.state.calls}
-        assert {*self._ids_of("function_call")} == {*outputs} | left
-
-    def _ids_of(self, kind: str) -> list[str]:
-        return [item["call_id"] for item in self.history.items if item.get("type") == kind]
+        assert {*self.called} == {*outputs, *(call.call_id for call in self.session.state.calls)}
 
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def check_released(conversation: Conversation, tasks: set[Any], files: int) -> None:
-    """Check that nothing is left of a conversation that has ended."""
-    await conversation.check_released()
-    for _ in range(20):  # callbacks of tasks that have ended
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() - tasks == set()
-    assert open_files() == files
-    conversation.server.forget()
+def count_socket_awaits(awaits: Awaits, patch: pytest.MonkeyPatch) -> None:
+    """Count the awaits of the client's WebSocket, too.
+
+    A write waits after it was done, for room in the buffer; where it fails, the connection is lost.
+    """
+    websocket, connect = client.ClientConnection, client.connect
+    send, recv, close = websocket.send, websocket.recv, websocket.close
+
+    async def connected(*args: Any, **options: Any) -> Any:
+        await awaits("connect")
+        return await connect(*args, **options)
+
+    async def sent(self: Any, *args: Any, **options: Any) -> None:
+        await send(self, *args, **options)
+        try:
+            await awaits("send")
+        except Fault:
+            self.transport.abort()
+            raise
+
+    async def received(self: Any, *args: Any, **options: Any) -> Any:
+        await awaits("recv")
+        return await recv(self, *args, **options)
+
+    async def closed(self: Any, *args: Any, **options: Any) -> None:
+        await awaits("close")
+        await close(self, *args, **options)
+        await awaits("close done")
+
+    patch.setattr(client, "connect", connected)
+    patch.setattr(websocket, "send", sent)
+    patch.setattr(websocket, "recv", received)
+    patch.setattr(websocket, "close", closed)
 
 
-async def check_cancels(name: str, *, anybody: bool = False) -> None:
-    """Cancel the task with this name at each await, in one conversation each."""
+async def check_faults(
+    patch: pytest.MonkeyPatch,
+    make_awaits: Callable[[int], Awaits],
+    make_plan: Callable[[int], CancelAt] | None = None,
+) -> None:
+    """Hold a conversation for each await at which these strike; nothing is left of any of them."""
+    patch.setattr("capsule_tasks.realtime.tool_calls._FIRST_RETRY_S", 0.001)
     async with RealtimeServer(lambda number: SCRIPT) as server:
+        server.expect_errors("response_cancel_not_active")  # the answer has ended meanwhile
         tasks, files = asyncio.all_tasks(), open_files()
         for at in range(1, MOST_AWAITS):
-            conversation = Conversation(server)
-            plan = CancelAt(name, at, anybody=anybody)
-            with cancelling(plan):
+            awaits = make_awaits(at)
+            plan = None if make_plan is None else make_plan(at)
+            conversation = Conversation(server, awaits)
+            with patch.context() as of_socket, cancelling(plan) if plan else nullcontext():
+                count_socket_awaits(awaits, of_socket)
                 holding = asyncio.create_task(conversation.hold(), name="conversation")
                 await asyncio.wait({holding}, timeout=10)
-                assert holding.done(), f"after a cancel at await {at}"
-                await check_released(conversation, tasks, files)
-            if not plan.has_cancelled:
+                place = f"after a fault at await {at}: {awaits.places[at - 1 : at]}"
+                assert holding.done(), place
+                await conversation.check_released()
+            for _ in range(20):  # callbacks of tasks that have ended
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() - tasks == set(), place
+            assert open_files() == files, place
+            server.forget()
+            if not (awaits.has_struck or (plan and plan.has_cancelled)):
                 holding.result()
+                assert at > 1, "nothing was struck"
+                assert {*awaits.places} == SETTINGS | CALLBACKS | HISTORY | SOCKET
                 return
-            holding.cancelled() or holding.exception()  # of either nothing is expected
-    raise AssertionError(f"the task {name!r} never ends")
+            error = None if holding.cancelled() else holding.exception()
+            assert not isinstance(error, AssertionError), place
+    raise AssertionError("the conversation has no end")
+
+
+@pytest.mark.parametrize("kind", ["error", "cancel"])
+async def test_a_fault_of_the_surroundings_at_any_await_leaves_nothing(
+    kind: Literal["error", "cancel"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whichever task it is: callbacks, the history, and the socket's reads and writes."""
+    await check_faults(monkeypatch, lambda at: Awaits(at, kind))
 
 
 @pytest.mark.parametrize(
@@ -193,30 +315,28 @@ async def check_cancels(name: str, *, anybody: bool = False) -> None:
     [
         "conversation",
         "opening of a realtime session",
+        "realtime open",
+        "realtime reader",
         "update of the agent",
         "handoff",
-        "call ",
+        "call c1",
+        "call c2",
+        "input guardrails",
+        "output guardrails",
         "closing of a realtime session",
+        "realtime close",
     ],
 )
-async def test_a_cancel_of_any_task_at_any_await_leaves_nothing(name: str) -> None:
-    await check_cancels(name)
+async def test_a_cancel_of_any_task_at_any_await_leaves_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check_faults(monkeypatch, lambda _: Awaits(), lambda at: CancelAt(name, at))
 
 
-async def test_a_cancel_at_any_await_of_anybody_leaves_nothing() -> None:
-    """As while the model connects, which it does in a task of its own."""
-    await check_cancels("conversation", anybody=True)
+async def test_a_cancel_while_anybody_waits_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def plan(at: int) -> CancelAt:
+        return CancelAt("conversation", at, anybody=True)
 
-
-async def test_an_error_of_anything_that_is_awaited_leaves_nothing() -> None:
-    async with RealtimeServer(lambda number: SCRIPT) as server:
-        tasks, files = asyncio.all_tasks(), open_files()
-        for failing in range(1, MOST_AWAITS):
-            conversation = Conversation(server, failing)
-            with suppress(Fault, CallbackFailed):
-                async with asyncio.timeout(10):
-                    await conversation.hold()
-            await check_released(conversation, tasks, files)
-            if conversation.steps.count < failing:
-                return
-    raise AssertionError("the conversation never ends")
+    await check_faults(monkeypatch, lambda _: Awaits(), plan)

@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 
-from capsule_tasks import Agent, ToolContext, Verdict, function_tool, output_guardrail
+from capsule_tasks import (
+    Agent,
+    ModelSettings,
+    ToolContext,
+    Verdict,
+    function_tool,
+    output_guardrail,
+)
 from capsule_tasks.errors import (
     CallbackFailed,
     RealtimeClosed,
@@ -105,7 +113,7 @@ async def test_a_conversation_leaves_nothing_behind(server: RealtimeServer) -> N
     assert session.usage.requests == 2
 
 
-async def broken(*_: Any) -> str:
+async def broken(*_: Any, **__: Any) -> str:
     raise ValueError("broken")
 
 
@@ -324,6 +332,20 @@ async def test_a_lost_connection_ends_the_iteration_after_what_came_before(
     assert (answer["status"], answer["content"][0]["text"]) == ("incomplete", "Once upon a time")
 
 
+async def test_an_unexpected_error_of_the_reader_is_a_lost_connection(
+    server: RealtimeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nothing_left(server):
+        session = await session_on(server).__aenter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(ClientConnection, "recv", broken)
+            await send_timeouts(server, 2)
+            with pytest.raises(RealtimeLost, match="broken") as raised:
+                await anext(event async for event in session if event.type == "error")
+        assert isinstance(raised.value.__cause__, ValueError)
+        await session.close()
+
+
 async def test_a_regular_end_of_the_connection_ends_the_iteration(server: RealtimeServer) -> None:
     async with nothing_left(server), session_on(server) as session:
         await server.connection.close()
@@ -348,6 +370,18 @@ async def test_an_update_that_is_refused_leaves_both_sides_as_they_were(
         await session.update_agent(BILLING)
         assert server.connection.settings.wire["instructions"] == "Talk about money."
         assert await anext(aiter(session)) == RealtimeHandoff(SUPPORT, BILLING)
+
+
+async def test_an_update_that_cannot_be_sent_leaves_both_sides_as_they_were(
+    server: RealtimeServer,
+) -> None:
+    async with nothing_left(server), session_on(server) as session:
+        unsendable = SUPPORT.clone(model_settings=ModelSettings(reasoning={"effort": object()}))
+        with pytest.raises(TypeError, match="object"):
+            await session.update_agent(unsendable)
+        assert session.agent is SUPPORT
+        await session.update_agent(SUPPORT.clone())
+        assert server.count("session.update") == 3
 
 
 async def test_an_update_without_an_answer_is_taken_back(server: RealtimeServer) -> None:

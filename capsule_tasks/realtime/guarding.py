@@ -125,8 +125,6 @@ class Guarding:
         if guardrails:
             checking = self._check_input(input_id, listener, guardrails, text)
             self._host.start(checking, "input guardrails")
-        else:
-            self._responses.judged(input_id, ())
 
     async def _check_input(
         self,
@@ -136,12 +134,12 @@ class Guarding:
         text: str,
     ) -> None:
         results = await self._tripped("input", listener, guardrails, text)
-        refused_by = [each.name for each in results]
-        stopped = self._responses.judged(input_id, refused_by)
         if results:
+            refused_by = [each.name for each in results]
+            stopped = self._responses.refused(input_id, refused_by)
             self._host.emit(RealtimeGuardrailTripped(listener.agent, results, text, stopped))
-        if stopped is not None:
-            await self._stop(stopped, _INPUT_REFUSED, refused_by)
+            if stopped is not None:
+                await self._stop(stopped, _INPUT_REFUSED, refused_by)
 
     # --- small parts -------------------------------------------------------------------------
 

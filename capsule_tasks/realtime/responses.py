@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from capsule_tasks.realtime.host import AgentSnapshot
@@ -60,11 +60,9 @@ class Responses:
         """Those that have not ended, and the latest one: its audio may be played still."""
         self._chars_between_checks = chars_between_checks
         self._inputs: dict[object, AgentSnapshot] = {}
-        """To whom the user said what the current turn answers, until it is checked."""
+        """What the current turn answers, and to whom the user said it."""
         self._new_inputs: dict[object, AgentSnapshot] = {}
-        """The same of what the next turn answers."""
-        self._has_new_input = False
-        """Whether the user has said anything since the current turn began, checked or not."""
+        """What the next turn answers."""
         self._refusals: dict[str, None] = {}
         """Names of guardrails that refuse what the next answer would be about."""
 
@@ -80,10 +78,9 @@ class Responses:
         known = self.answers.get(response_id)
         if known is not None and not known.has_ended:
             return ()
-        if self._has_new_input:
+        if self._new_inputs:
             # Answers to earlier inputs are over: nothing can be stopped for them any more.
             self._inputs, self._new_inputs = self._new_inputs, {}
-            self._has_new_input = False
         refused_by, self._refusals = tuple(self._refusals), {}
         self.answers = {key: each for key, each in self.answers.items() if not each.has_ended}
         answer = Answer(response_id, snapshot, is_checked, is_stopped=bool(refused_by))
@@ -136,26 +133,22 @@ class Responses:
 
     def heard(self, input_id: object, listener: AgentSnapshot) -> None:
         """The user has said or written something, to whoever is the agent now."""
-        self._has_new_input = True
         self._new_inputs[input_id] = listener
 
     def listener(self, input_id: object) -> AgentSnapshot | None:
         """To whom the user said something; None if another turn has begun since it was answered."""
         return self._new_inputs.get(input_id) or self._inputs.get(input_id)
 
-    def judged(self, input_id: object, refused_by: Sequence[str]) -> str | None:
-        """An input was checked, and guardrails of these names have refused it.
+    def refused(self, input_id: object, refused_by: Iterable[str]) -> str | None:
+        """An input was refused by guardrails of these names.
 
         Returns the answer that is to be stopped now, if there is one: the latest, unless it is
         about something else. If no answer has begun, the next one is stopped when it begins.
         """
-        is_new = self._new_inputs.pop(input_id, None) is not None
-        is_answered = self._inputs.pop(input_id, None) is not None
-        if is_new:
+        if input_id in self._new_inputs:
             self._refusals.update(dict.fromkeys(refused_by))
-        latest = self.latest
-        if is_answered and refused_by and latest is not None and self.answers[latest].stop():
-            return latest
+        elif input_id in self._inputs and self.latest is not None:
+            return self.latest if self.answers[self.latest].stop() else None
         return None
 
 

@@ -273,8 +273,8 @@ class Protocol:
         self._changed(message.item, is_final=status in {"completed", "incomplete"})
 
     def _changed(self, raw: Item, after: str | None = None, *, is_final: bool = False) -> None:
-        if not raw.get("id"):
-            self._invalid("an item has no id", raw)
+        if (flaw := wire.flaw_of(raw)) is not None:
+            self._invalid(flaw, raw)
         else:
             item = wire.item_of(raw, is_done=is_final)
             if (call_id := item.get("call_id")) in self._long_call_ids:

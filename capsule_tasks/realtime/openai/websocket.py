@@ -165,6 +165,7 @@ class OpenAIRealtime:
     async def _websocket(self, config: RealtimeModelConfig, model: str) -> ClientConnection:
         from websockets.asyncio.client import connect  # noqa: PLC0415 - it is there
         from websockets.exceptions import (  # noqa: PLC0415
+            ConnectionClosed,
             InvalidHandshake,
             InvalidStatus,
             InvalidURI,
@@ -173,7 +174,11 @@ class OpenAIRealtime:
         headers = config.headers
         if headers is None:
             headers = {"Authorization": f"Bearer {await _api_key(config)}"}
-        url = config.url or _URL + quote(model, safe="")
+        for name, value in headers.items():
+            if "\n" in value or "\r" in value:  # as at the end of a key that was read from a file
+                must = "a text of one line"
+                raise InvalidSetting(f"the header {name!r} of a realtime model", "(secret)", must)
+        url = _URL + quote(model, safe="") if config.url is None else config.url
         try:
             return await connect(
                 url,
@@ -186,14 +191,14 @@ class OpenAIRealtime:
                 ping_timeout=self._ping_timeout_s,
                 max_size=self._max_message_bytes,
             )
-        except InvalidURI as error:
+        except (InvalidURI, ValueError) as error:
             must = "the URL of a WebSocket, ws://… or wss://…"
             raise InvalidSetting("RealtimeModelConfig.url", url, must) from error
         except InvalidStatus as error:
             raise _refused(error.response.status_code, error.response.body) from error
         except TimeoutError as error:
             raise RealtimeNoAnswer("the connection", self._open_timeout_s) from error
-        except (OSError, InvalidHandshake) as error:
+        except (OSError, InvalidHandshake, ConnectionClosed) as error:
             raise RealtimeLost(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

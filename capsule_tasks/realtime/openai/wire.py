@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from capsule_tasks.runs.records import Item, Spent
+
+ContentIndex = Annotated[int, Meta(ge=0, lt=1024)]
+"""The place of a part in an item. Those before it are made up if they are not known."""
 
 
 class ServerMessage(msgspec.Struct, frozen=True):
@@ -22,14 +25,14 @@ class AudioPiece(ServerMessage, frozen=True):
     delta: bytes
     response_id: str
     item_id: str
-    content_index: int = 0
+    content_index: ContentIndex = 0
 
 
 class OfContent(ServerMessage, frozen=True):
     """About a part of an item. Each kind has some of the fields."""
 
     item_id: str
-    content_index: int = 0
+    content_index: ContentIndex = 0
     response_id: str = ""
     delta: str = ""
     transcript: str | None = None
@@ -146,6 +149,36 @@ def decode(raw: bytes) -> ServerMessage | None:
         if _head.decode(raw).type in _KINDS:
             raise
         return None
+
+
+_TEXTS_OF_ITEMS = {
+    "message": ("role",),
+    "function_call": ("name", "call_id", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+_TEXTS_OF_PARTS = ("type", "text", "transcript")
+
+
+def flaw_of(raw: Item) -> str | None:
+    """What is wrong with an item, so that it can be neither shown nor stored nor sent again."""
+    if not raw.get("id"):
+        return "an item has no id"
+    kind = raw.get("type")
+    if not (isinstance(kind, str) and kind):
+        return "an item has no type"
+    if kind == "message" and not raw.get("role"):
+        return "a message has no role"
+    for name in ("id", *_TEXTS_OF_ITEMS.get(kind, ())):
+        if not isinstance(raw.get(name), str | None):
+            return f"the {name} of an item is no text"
+    content = raw.get("content")
+    if not isinstance(content, list | None):
+        return "the content of an item is no list"
+    parts = [part for part in content or () if isinstance(part, dict)]
+    for name in _TEXTS_OF_PARTS:
+        if not all(isinstance(part.get(name), str | None) for part in parts):
+            return f"the {name} of a part of an item is no text"
+    return None
 
 
 def item_of(raw: Item, *, is_done: bool) -> Item:

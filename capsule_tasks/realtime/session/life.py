@@ -7,11 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from capsule_tasks.errors import RealtimeClosed
 from capsule_tasks.errors.base import reason_of
 from capsule_tasks.realtime.session.tasks import OwnedTasks
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +110,7 @@ class SessionLife:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def start(self, work: Coroutine[Any, Any, None], about: str) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, T], about: str) -> asyncio.Task[T]:
         """Do this in a task that ends with the session."""
         self._check_active(work)
         return self._tasks.start(work, about)
@@ -121,7 +123,18 @@ class SessionLife:
             raise self.closed()
         task.result()
 
-    def _check_active(self, work: Coroutine[Any, Any, None]) -> None:
+    async def ask(self, work: Coroutine[Any, Any, T], about: str) -> T:
+        """What such a task answers. A cancel of the caller cuts it, and so does a close."""
+        task = self.start(work, about)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.is_active or (caller is not None and caller.cancelling()):
+                raise
+            raise self.closed() from None
+
+    def _check_active(self, work: Coroutine[Any, Any, T]) -> None:
         if not self.is_active:
             work.close()
             raise self.closed()

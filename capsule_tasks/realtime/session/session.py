@@ -23,6 +23,8 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
+from capsule_tasks.errors import WrongEventLoop
+from capsule_tasks.protocol.values import sendable
 from capsule_tasks.realtime.conversation.log import ConversationLog
 from capsule_tasks.realtime.conversation.saving import HistoryWriter
 from capsule_tasks.realtime.events import (
@@ -199,6 +201,7 @@ class RealtimeSession:
     def __aiter__(self) -> AsyncIterator[RealtimeEvent]:
         if self._life.phase is Phase.NEW:
             raise self._life.closed()
+        self._check_loop("async for")
         return self._queue
 
     async def send_message(self, message: Content) -> None:
@@ -206,10 +209,11 @@ class RealtimeSession:
 
         A message that a guardrail with `parallel=False` refuses is not sent.
         """
-        self._life.check_open()
+        self._check_open("send_message")
         content = _parts_of(message)
         text = "\n".join(part["text"] for part in content if part["type"] == "input_text")
-        if await self._guarding.allows(text):
+        # In a task of the session, whose close does not leave the caller waiting for a guardrail.
+        if await self._life.ask(self._guarding.allows(text), "guardrails of a message"):
             self._guarding.said(text, None)
             await self.send(SendMessage(content))
 
@@ -217,13 +221,13 @@ class RealtimeSession:
         self, data: bytes | bytearray | memoryview, *, commit: bool = False
     ) -> None:
         """Send a piece of what the user says. `commit` ends the turn where no server detects it."""
-        self._life.check_open()
+        self._check_open("send_audio")
         check("data", data, isinstance(data, bytes | bytearray | memoryview), "bytes")
         await self.send(SendAudio(bytes(data), commit))
 
     async def interrupt(self) -> None:
         """Stop the answer that is being made, and the audio that is being played."""
-        self._life.check_open()
+        self._check_open("interrupt")
         await self.send(Interrupt())
 
     async def update_agent(self, agent: Agent) -> None:
@@ -232,7 +236,7 @@ class RealtimeSession:
         Raises RealtimeRefused, or InvalidSetting for what a realtime model cannot honour; the agent
         is the same as before then. A cancel of the caller does not cut the change half-way.
         """
-        self._life.check_open()
+        self._check_open("update_agent")
         check("agent", agent, isinstance(agent, Agent), "an Agent")
         assert self._transitions is not None
         await self._life.do(self._transitions.update(agent), "update of the agent")
@@ -242,14 +246,14 @@ class RealtimeSession:
 
         Raises UnknownCall if no such call waits.
         """
-        self._life.check_open()
+        self._check_open("approve_tool_call")
         self._calls.approve(call_id, always=always)
 
     async def reject_tool_call(
         self, call_id: str, *, always: bool = False, message: str | None = None
     ) -> None:
         """Refuse a waiting call; the message is for the model. Raises UnknownCall."""
-        self._life.check_open()
+        self._check_open("reject_tool_call")
         self._calls.reject(call_id, always=always, message=message)
 
     # --- closing ----------------------------------------------------------------------------------
@@ -262,6 +266,8 @@ class RealtimeSession:
         another `close()` waits for its end. A task of the session, such as a tool, is cancelled by
         the close that it asks for.
         """
+        if self._life.phase is not Phase.CLOSED:
+            self._check_loop("close")
         await self._life.close()
 
     async def __aexit__(
@@ -334,6 +340,18 @@ class RealtimeSession:
         assert self._transitions is not None
         await self._life.do(self._transitions.hand_over(to, of), "handoff")
 
+    # --- what callers may do when, and where ------------------------------------------------------
+
+    def _check_open(self, call: str) -> None:
+        self._check_loop(call)
+        self._life.check_open()
+
+    def _check_loop(self, call: str) -> None:
+        """Raises WrongEventLoop on another loop than that on which the session was entered."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            hint = "call it there, as by `asyncio.run_coroutine_threadsafe`"
+            raise WrongEventLoop(call, "the realtime session", hint)
+
     # --- what the parts of the session tell it ----------------------------------------------------
 
     def _add_usage(self, agent: AgentId, spent: Spent) -> None:
@@ -365,7 +383,11 @@ def _parts_of(message: Content) -> tuple[Mapping[str, Any], ...]:
     is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
     must = "a text, parts such as {'type': 'input_text', 'text': …}, or a message of the user"
     check("message", message, is_list and given and all(map(_is_part, given)), must)
-    return tuple(given)
+    # A terminal gives text that UTF-8 lacks for bytes that are none.
+    return tuple(
+        {**part, "text": sendable(part["text"])} if part["type"] == "input_text" else part
+        for part in given
+    )
 
 
 def _is_part(part: object) -> bool:

@@ -224,6 +224,37 @@ def test_an_item_without_an_id_is_an_error(server: Server, item_id: str | None) 
     assert (erred.code, "has no id" in erred.message) == ("invalid_message", True)
 
 
+@pytest.mark.parametrize(
+    ("flaw", "item"),
+    [
+        ("an item has no type", {**MESSAGE, "type": None}),
+        ("an item has no type", {**MESSAGE, "type": 5}),
+        ("a message has no role", {"id": "item_1", "type": "message", "content": []}),
+        ("the id of an item is no text", {**MESSAGE, "id": 7}),
+        ("the role of an item is no text", {**MESSAGE, "role": {"a": 1}}),
+        ("the call_id of an item is no text", {**CALL, "call_id": 5}),
+        ("the arguments of an item is no text", {**CALL, "arguments": {"at": "cats"}}),
+        ("the content of an item is no list", {**MESSAGE, "content": "Hi"}),
+        (
+            "the text of a part of an item is no text",
+            {**MESSAGE, "content": [{"type": "output_text", "text": 5}]},
+        ),
+    ],
+)
+def test_an_item_that_no_history_can_give_back_is_an_error(
+    server: Server, flaw: str, item: dict[str, Any]
+) -> None:
+    [erred] = server.say("conversation.item.done", item=item, is_typed=False)
+    assert (erred.code, flaw in erred.message) == ("invalid_message", True)
+
+
+@pytest.mark.parametrize("index", [-1, 1_000_000_000])
+def test_a_part_at_an_impossible_place_is_an_error(server: Server, index: int) -> None:
+    told = {"response_id": "resp_1", "item_id": "item_1", "content_index": index}
+    [erred] = server.say("response.output_text.delta", delta="Hi", is_typed=False, **told)
+    assert erred.code == "invalid_message"
+
+
 def test_a_response_apart_is_not_part_of_the_conversation(server: Server) -> None:
     assert server.response("created", "resp_9", conversation_id=None) == [ResponseStarted("resp_9")]
     ids = {"response_id": "resp_9", "output_index": 0}

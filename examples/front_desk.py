@@ -8,7 +8,10 @@ over for invoices, and a person approves refunds of more than 50 euros.
 
 import asyncio
 import json
+import os
+import sys
 from contextlib import suppress
+from threading import Thread
 
 from offline_models import serves
 from offline_realtime import realtime_model
@@ -95,12 +98,24 @@ async def show_answer(session: RealtimeSession) -> None:
 
 async def typed(prompt: str) -> str:
     """A line of the person at this terminal; empty at the end."""
-    try:
-        return (await asyncio.to_thread(input, prompt)).strip()
-    except EOFError:
-        return ""
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue[str]()
+
+    def read() -> None:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            line = ""
+        with suppress(RuntimeError):  # the event loop has ended meanwhile
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    # Ctrl-C would wait for the end of a thread of asyncio's own, and so for one more line.
+    Thread(target=read, daemon=True).start()
+    return await lines.get()
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
+    try:
         asyncio.run(main())
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        os._exit(130)  # the thread that waits for a line would not let the interpreter end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -123,3 +124,26 @@ def test_a_front_desk_talks_and_goes_on_where_it_was(program_of_ours: Program) -
     )
     printed = program_of_ours("front_desk.py", answers="Hello!\n")
     assert printed == "> How can I help you? You said before: Where is my invoice?\n> "
+
+
+def test_ctrl_c_ends_a_front_desk_that_waits_for_a_line(tmp_path: Path) -> None:
+    with PrivateServer(tmp_path) as server:
+        environment = {**os.environ, "REDIS_URL": server.url, "PYTHONPATH": str(ROOT)}
+        environment.pop("OPENAI_API_KEY", None)
+        desk = subprocess.Popen(
+            [sys.executable, "front_desk.py"],
+            cwd=EXAMPLES,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        with desk:
+            assert desk.stdout is not None
+            assert desk.stdout.read(2) == b"> "
+            desk.send_signal(signal.SIGINT)
+            try:
+                assert desk.wait(HANG_S) == 130
+            finally:
+                desk.kill()
+            assert desk.stdout.read() == b""

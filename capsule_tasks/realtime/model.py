@@ -258,7 +258,8 @@ class Listener(Protocol):
         """Take an event, without waiting.
 
         An answer that can be awaited asks the model for a pause: it waits for it before it reads
-        on, so that a slow consumer slows the server down.
+        on, so that a slow consumer slows the server down. The pause has to end while a command
+        waits for an answer of the server, which would not be read.
         """
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +18,8 @@ def client_item(item: Item) -> Item | None:
 
     An `id` that the server would refuse is left out.
     """
-    match item.get("type", "message"):
+    kind = item.get("type", "message")
+    match kind:
         case "message":
             made = _message(item)
         case "function_call":
@@ -29,18 +29,18 @@ def client_item(item: Item) -> Item | None:
         case "function_call_output":
             made = {"output": _text_of(item.get("output"))}
         case _:  # reasoning, and calls of tools that another server ran
-            return None
+            made = None
     if made is None:
         return None
-    made["type"] = item.get("type", "message")
+    made["type"] = kind
     if "call_id" in item:
-        made["call_id"] = client_call_id(item["call_id"])
+        made["call_id"] = _client_call_id(item["call_id"])
     if len(item.get("id") or "") in range(1, _MAX_ID_CHARS + 1):
         made["id"] = item["id"]
     return made
 
 
-def client_call_id(call_id: str) -> str:
+def _client_call_id(call_id: str) -> str:
     """The id of a call, or a short one in place of one that the server would refuse."""
     if len(call_id) <= _MAX_ID_CHARS:
         return call_id
@@ -48,27 +48,18 @@ def client_call_id(call_id: str) -> str:
 
 
 def _message(item: Item) -> Item | None:
-    role = {"developer": "system"}.get(item["role"], item["role"])
+    role = "system" if item["role"] == "developer" else item["role"]
     content = item.get("content") or []
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    kind = "output_text" if role == "assistant" else "input_text"
-    made = [_image(part) or _text_part(kind, part) for part in parts]
-    if role != "user":  # only a user shows images
-        made = [part for part in made if part is not None and part["type"] == kind]
-    given = [part for part in made if part is not None]
-    return {"role": role, "content": given} if given else None
-
-
-def _text_part(kind: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
-    text = part.get("text") or part.get("transcript") or part.get("refusal")
-    return {"type": kind, "text": text} if isinstance(text, str) else None
-
-
-def _image(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    if part.get("type") != "input_image" or not part.get("image_url"):
-        return None
-    names = ("type", "image_url", "detail")
-    return {name: part[name] for name in names if part.get(name) is not None}
+    parts: list[Item] = []
+    for part in [{"text": content}] if isinstance(content, str) else content:
+        text = part.get("text") or part.get("transcript") or part.get("refusal")
+        if isinstance(text, str):
+            kind = "output_text" if role == "assistant" else "input_text"
+            parts.append({"type": kind, "text": text})
+        elif role == "user" and part.get("type") == "input_image" and part.get("image_url"):
+            names = ("type", "image_url", "detail")
+            parts.append({name: part[name] for name in names if part.get(name) is not None})
+    return {"role": role, "content": parts} if parts else None
 
 
 def _text_of(output: Any) -> str:

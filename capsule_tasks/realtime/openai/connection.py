@@ -1,4 +1,4 @@
-"""One connection to the server: a reader task, writes, and the end.
+"""One connection to the server: its handshake, a reader task, writes, and the end.
 
 The reader never waits for a write: what a message causes is written at once, into a buffer that may
 grow by it. Everybody else waits, after the write, until the buffer has room.
@@ -8,32 +8,70 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from inspect import iscoroutine
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
-from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import broadcast
-from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
-
-from capsule_tasks.errors import RealtimeLost, RealtimeNoAnswer
-from capsule_tasks.errors.base import reason_of
-from capsule_tasks.realtime.model import (
-    AgentSettings,
-    Command,
-    ConnectionEnded,
-    ModelEvent,
-    UpdateSettings,
+from websockets.exceptions import (
+    ConnectionClosed,
+    ConnectionClosedOK,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
 )
+
+from capsule_tasks.errors import InvalidSetting, RealtimeLost, RealtimeNoAnswer, RealtimeRefused
+from capsule_tasks.errors.base import reason_of
+from capsule_tasks.realtime.model import AgentSettings, Command, ConnectionEnded, UpdateSettings
+from capsule_tasks.realtime.openai.listeners import Listeners
 from capsule_tasks.realtime.openai.protocol import Protocol
 from capsule_tasks.realtime.openai.response_gate import Message
-from capsule_tasks.realtime.playback import UnplayedAudio
+
+if TYPE_CHECKING:
+    from capsule_tasks.realtime.openai.websocket import OpenAIRealtime
 
 _log = logging.getLogger(__name__)
 
-Pauses = list[Awaitable[None]]
-"""What listeners want to be waited for."""
+
+async def handshake(
+    url: str, headers: Mapping[str, str], limits: OpenAIRealtime
+) -> ClientConnection:
+    """Open a WebSocket. Raises RealtimeRefused, RealtimeNoAnswer or RealtimeLost."""
+    for name, value in headers.items():
+        if "\n" in value or "\r" in value:  # as at the end of a key that was read from a file
+            must = "a text of one line"
+            raise InvalidSetting(f"the header {name!r} of a realtime model", "(secret)", must)
+    try:
+        return await connect(
+            url,
+            additional_headers=dict(headers),
+            # Base64 of audio shrinks by a quarter, and that would be most of the work.
+            compression=None,
+            open_timeout=limits.open_timeout_s,
+            close_timeout=limits.close_timeout_s,
+            ping_interval=None,  # Connection._keep_alive takes pauses into account
+            max_size=limits.max_message_bytes,
+        )
+    except (InvalidURI, ValueError) as error:
+        must = "the URL of a WebSocket, ws://… or wss://…"
+        raise InvalidSetting("RealtimeModelConfig.url", url, must) from error
+    except InvalidStatus as error:
+        raise _refused(error.response.status_code, error.response.body) from error
+    except TimeoutError as error:
+        raise RealtimeNoAnswer("the connection", limits.open_timeout_s) from error
+    except (OSError, InvalidHandshake, ConnectionClosed) as error:
+        raise RealtimeLost(f"{type(error).__name__}: {error}") from error
+
+
+def _refused(status: int, body: bytes | bytearray | None) -> RealtimeRefused | RealtimeLost:
+    """The error for an answer to the handshake that is no WebSocket."""
+    text = (body or b"").decode(errors="replace").strip()
+    reason = f"HTTP {status}: {text[:300]}" if text else f"HTTP {status}"
+    if status in {408, 409, 429} or status >= 500:
+        return RealtimeLost(reason)
+    return RealtimeRefused("the connection", reason, str(status))
 
 
 class Connection:
@@ -42,67 +80,60 @@ class Connection:
     def __init__(
         self,
         websocket: ClientConnection,
-        *,
-        model: str,
-        audio: UnplayedAudio,
-        emit: Callable[[ModelEvent], Pauses],
-        watch: Callable[[bytes], Pauses],
-        answer_timeout_s: float,
-        close_timeout_s: float,
+        protocol: Protocol,
+        listeners: Listeners,
+        limits: OpenAIRealtime,
     ) -> None:
-        """`watch` is told each message of the server, before `emit` is told what it means."""
         self._websocket = websocket
-        self._protocol = Protocol(model, audio, self._emit)
-        self._tell = emit
-        self._watch = watch
-        self._answer_timeout_s = answer_timeout_s
-        self._close_timeout_s = close_timeout_s
-        self._pauses: Pauses = []
-        self._pause_is_over: asyncio.Future[None] | None = None
+        self._protocol = protocol
+        self._listeners = listeners
+        self._limits = limits
+        self._messages_read = 0
         self._closing: asyncio.Task[None] | None = None
         self.lost: RealtimeLost | None = None
         """Why nothing can be sent any more."""
-        self._announces_end = False
+        self._is_open = False
         """Whether listeners are told when the connection is lost."""
         self._reader = asyncio.create_task(self._read(), name="realtime reader")
+        self._keepalive = asyncio.create_task(self._keep_alive(), name="realtime keepalive")
 
     async def open(self, settings: AgentSettings) -> None:
         """Apply the first settings. From then on listeners are told when the connection is lost."""
-        await self.update(settings, is_first=True)
+        await self._update(settings)
         self._check()
-        self._announces_end = True
+        self._is_open = True
 
     # --- writing ---------------------------------------------------------------------------------
 
     async def send(self, command: Command, condition: Callable[[], bool]) -> bool:
         """Write what a command means, if the condition holds."""
+        self._check()
+        if not condition():
+            return False
         if isinstance(command, UpdateSettings):
-            return condition() and await self.update(command.settings)
-        messages = self._protocol.command(command)
-        self._check()
-        return condition() and await self._write(messages())
+            await self._update(command.settings)
+        else:
+            await self._write(self._protocol.command(command))
+        return True
 
-    async def update(self, settings: AgentSettings, *, is_first: bool = False) -> bool:
+    async def _update(self, settings: AgentSettings) -> None:
         """Apply settings, and wait until the server has accepted them."""
-        self._check()
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        event_id, message = self._protocol.update(settings, answer, is_first=is_first)
-        self._end_pause()  # the answer must be read
+        timeout_s = self._limits.answer_timeout_s
         try:
-            async with asyncio.timeout(self._answer_timeout_s):
-                await self._write([message])
+            async with asyncio.timeout(timeout_s):
+                await self._write([self._protocol.update(settings, answer)])
                 await answer
         except TimeoutError:
-            raise RealtimeNoAnswer("the settings", self._answer_timeout_s) from None
+            raise RealtimeNoAnswer("the settings", timeout_s) from None
         finally:
-            self._protocol.updates.give_up(event_id)
-        return True
+            answer.cancel()  # nobody waits for it any more
 
     def _check(self) -> None:
         if self.lost is not None:
             raise RealtimeLost(self.lost.reason)
 
-    async def _write(self, messages: list[Message]) -> bool:
+    async def _write(self, messages: list[Message]) -> None:
         """Write the messages at once, and wait until the buffer has room.
 
         `send` of websockets writes before it waits for anything, as no message of ours has
@@ -110,7 +141,7 @@ class Connection:
         messages; and if the caller is cancelled here, everything has been written.
         """
         if not messages:
-            return True
+            return
         *first, last = [msgspec.json.encode(message) for message in messages]
         self._write_now(first)
         try:
@@ -119,7 +150,6 @@ class Connection:
             raise RealtimeLost(str(closed)) from closed
         if self._websocket.close_code is not None:  # since the buffer was full
             raise RealtimeLost("it ended while a message was sent")
-        return True
 
     def _write_now(self, messages: list[bytes]) -> None:
         """Write messages without waiting for room in the buffer; a lost connection takes none."""
@@ -133,12 +163,13 @@ class Connection:
         try:
             while True:
                 raw = await self._websocket.recv(decode=False)
+                self._messages_read += 1
                 if self._closing is None:
-                    self._pauses += self._watch(raw)
+                    self._listeners.tell_message(raw)
                     answers = self._protocol.received(raw)
                     self._write_now([msgspec.json.encode(answer) for answer in answers])
-                    if self._pauses:
-                        await self._pause()
+                    if self._listeners.pauses:
+                        await self._listeners.pause()
         except ConnectionClosedOK:
             pass
         except ConnectionClosed as closed:
@@ -147,73 +178,61 @@ class Connection:
             error = RealtimeLost(reason_of(unexpected))
             error.__cause__ = unexpected
         finally:
-            self._ended(error)
+            # After an unexpected error or a cancel the socket is open still, but nobody reads it:
+            # the answer to a regular close could not be read either.
+            self._websocket.transport.abort()
+            self._keepalive.cancel()
+            if self.lost is None:
+                self._lose(error or RealtimeLost("the server has closed it"))
+                if self._is_open:
+                    self._listeners.tell(ConnectionEnded(error))
+            self._listeners.end_pauses()
 
-    def _emit(self, event: ModelEvent) -> None:
-        self._pauses += self._tell(event)
+    async def _keep_alive(self) -> None:
+        """Ping the server, and end a connection of which nothing more can be read.
 
-    async def _pause(self) -> None:
-        """Wait for slow listeners, unless somebody waits for an answer that must be read."""
-        pauses, self._pauses = self._pauses, []
-        if self._protocol.updates.is_waited:
-            _discard(pauses)
-            return
-        self._pause_is_over = asyncio.get_running_loop().create_future()
-        # A future may be everybody's, and is not ours to cancel.
-        own = (asyncio.shield(each) if asyncio.isfuture(each) else each for each in pauses)
-        waiting = asyncio.gather(*own, return_exceptions=True)
+        The keepalive of websockets would end a connection whose listeners want a pause: the answer
+        to its ping waits behind messages that are not read.
+        """
+        interval_s, timeout_s = self._limits.ping_interval_s, self._limits.ping_timeout_s
         try:
-            both: list[asyncio.Future[Any]] = [self._pause_is_over, waiting]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._pause_is_over = None
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.wait([waiting])
-                if not waiting.cancelled():
-                    waiting.exception()  # that it was cancelled; unread, it would be logged
-
-    def _end_pause(self) -> None:
-        if self._pause_is_over is not None and not self._pause_is_over.done():
-            self._pause_is_over.set_result(None)
+            while interval_s is not None:
+                await asyncio.sleep(interval_s)
+                messages_read = self._messages_read
+                pong = asyncio.ensure_future(await self._websocket.ping())
+                if timeout_s is None:
+                    continue
+                await asyncio.wait([pong], timeout=timeout_s)
+                is_paused = bool(self._listeners.pauses)
+                if not (pong.done() or is_paused or self._messages_read > messages_read):
+                    await self._websocket.close(1011, "keepalive ping timeout")
+        except ConnectionClosed:
+            pass
+        except Exception:  # noqa: BLE001 - nobody awaits this task
+            _log.exception("Pinging a realtime server failed")
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _ended(self, error: RealtimeLost | None) -> None:
-        """The connection is gone; nothing is told of it if it was closed here."""
-        # After an unexpected error or a cancel the socket is open still, but nobody reads it: the
-        # answer to a regular close could not be read either.
-        self._websocket.transport.abort()
-        if self.lost is None:
-            self.lost = error or RealtimeLost("the server has closed it")
-            self._protocol.updates.lost(self.lost)
-            if self._announces_end:
-                self._emit(ConnectionEnded(error))
-        _discard(self._pauses)
+    def _lose(self, why: RealtimeLost) -> None:
+        """Nothing can be sent any more, and no answer comes."""
+        self.lost = why
+        self._protocol.updates.lost(why)
 
     async def close(self) -> None:
-        """Close the connection, and end its task; it may be repeated."""
+        """Close the connection, and end its tasks; it may be repeated."""
         if self._closing is None or self._closing.cancelled():
             if self.lost is None:
-                self.lost = RealtimeLost("it was closed")
-                self._protocol.updates.lost(self.lost)
+                self._lose(RealtimeLost("it was closed"))
             self._closing = asyncio.create_task(self._close(), name="realtime close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._end_pause()  # the other side's answer must be read
+        self._listeners.end_pauses()  # the other side's answer must be read
         try:
-            async with asyncio.timeout(self._close_timeout_s):
+            async with asyncio.timeout(self._limits.close_timeout_s):
                 await self._websocket.close()
         except Exception as error:  # noqa: BLE001 - whatever it is: there is no connection then
             _log.debug("A realtime connection was not closed in the regular way: %r", error)
         finally:
             self._websocket.transport.abort()
-            await asyncio.wait([self._reader])
-
-
-def _discard(pauses: Pauses) -> None:
-    """Drop what is not going to be awaited."""
-    for pause in pauses:
-        if iscoroutine(pause):
-            pause.close()
+            await asyncio.wait([self._reader, self._keepalive])

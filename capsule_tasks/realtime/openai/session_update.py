@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from capsule_tasks.errors import InvalidSetting, RealtimeRefused
 from capsule_tasks.realtime.model import AgentSettings
@@ -29,9 +29,11 @@ _FORMATS: Mapping[str, dict[str, Any]] = {
 }
 _KEPT = frozenset({"model", "voice", "tracing"})
 """Settings that cannot be taken back once they are in use."""
+_GROUPS = frozenset({"audio", "input", "output"})
+"""Fields of a session whose own fields are settings."""
 
 
-def session_of(agent: AgentSettings, model: str, *, is_first: bool) -> Session:
+def session_of(agent: AgentSettings, model: str) -> Session:
     """The session of a `session.update`. Settings that are None are left out."""
     settings = agent.settings
     session: Session = {
@@ -45,7 +47,7 @@ def session_of(agent: AgentSettings, model: str, *, is_first: bool) -> Session:
         "max_output_tokens": settings.max_output_tokens,
         "reasoning": settings.reasoning,
         "prompt": settings.prompt,
-        "tracing": settings.tracing if is_first else None,
+        "tracing": settings.tracing,
         "audio": {
             "input": _switched_off(
                 {
@@ -64,7 +66,7 @@ def session_of(agent: AgentSettings, model: str, *, is_first: bool) -> Session:
             ),
         },
     }
-    return merged(_switched_off(session), settings.extra or {})
+    return merged(_switched_off(session), dict(settings.extra or {}))
 
 
 def _switched_off(fields: Session) -> Session:
@@ -106,50 +108,56 @@ def _tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> Any:
     return {"type": "function", "name": choice}
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of both, also within fields; those of `over` win."""
+def merged(base: Session, over: Session) -> Session:
+    """The fields of both; those of `over` win. Audio is merged field by field, too."""
     result = dict(base)
     for name, value in over.items():
-        old = result.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping) and name != "format"
-        result[name] = merged(old, value) if both and old is not None else value
+        is_group = name in _GROUPS and isinstance(value, Mapping)
+        result[name] = merged(result.get(name) or {}, value) if is_group else value
     return result
 
 
-def with_defaults(session: Session, sent: Session, defaults: Session) -> Session:
-    """The session, with the server's defaults in place of earlier settings that it leaves out.
-
-    A `session.update` changes nothing but what is in it. So a setting of the agent before would
-    hold for this one, too.
-    """
-    result = dict(session)
+def _defaults_of(sent: Session, defaults: Session) -> Session:
+    """The server's defaults of settings that were sent."""
+    result: Session = {}
     for name, value in sent.items():
-        if name == "audio" or (name in {"input", "output"} and isinstance(value, dict)):
-            inner = defaults.get(name) or {}
-            result[name] = with_defaults(session.get(name) or {}, value or {}, inner)
-        elif name not in result and name not in _KEPT and name in defaults:
+        if name in _GROUPS:
+            result[name] = _defaults_of(value, defaults.get(name) or {})
+        elif name in defaults and name not in _KEPT:
             result[name] = defaults[name]
     return result
 
 
-class _Update:
+class _Update(NamedTuple):
     """An update that the server has not answered."""
 
-    def __init__(self, session: Session, answer: asyncio.Future[None] | None) -> None:
-        self.session = session
-        self.answer = answer
-        """None if nobody waits for it, or not any more."""
+    session: Session
+    answer: asyncio.Future[None] | None
+    """None if nobody has ever waited for it."""
+
+    @property
+    def is_awaited(self) -> bool:
+        return self.answer is not None and not self.answer.done()
 
     def is_answered_by(self, session: Session) -> bool:
         """Whether this is the session that the update asked for, as far as the server tells."""
-        for name in ("instructions", "tools"):
-            asked, told = self.session.get(name), session.get(name)
-            if asked is not None and told is not None and _told(asked) != _told(told):
-                return False
+        names = [name for name in ("instructions", "tools") if name in self.session]
+        told = [(name, session[name]) for name in names if session.get(name) is not None]
+        return all(_identity(self.session[name]) == _identity(value) for name, value in told)
+
+    def end(self, error: Exception | None) -> bool:
+        """Tell whoever waits how the server has answered; whether anybody does."""
+        if self.answer is None or self.answer.done():
+            return False
+        if error is None:
+            self.answer.set_result(None)
+        else:
+            self.answer.set_exception(error)
+            self.answer.exception()  # whoever waits may have failed at the write already
         return True
 
 
-def _told(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     """What a server repeats as it was told: the instructions, the names of the tools."""
     if not isinstance(value, list):
         return value
@@ -170,62 +178,45 @@ class Updates:
         self.defaults: Session = {}
         """The session as the server has made it."""
 
-    def session_of(self, agent: AgentSettings, *, is_first: bool = False) -> Session:
-        """The session for an update, which takes back settings of the updates before it."""
-        session = session_of(agent, self._model, is_first=is_first)
-        session = with_defaults(session, self._ever_sent, self.defaults)
+    def session_of(self, agent: AgentSettings) -> Session:
+        """The session for an update. It takes back what updates before it have set.
+
+        A `session.update` changes nothing but what is in it. So a setting of the agent before would
+        hold for this one, too.
+        """
+        session = session_of(agent, self._model)
+        if self._ever_sent:
+            session.pop("tracing", None)  # it cannot change
+        session = merged(_defaults_of(self._ever_sent, self.defaults), session)
         self._ever_sent = merged(self._ever_sent, session)
         return session
-
-    @property
-    def is_waited(self) -> bool:
-        """Whether anybody waits for an answer."""
-        return any(update.answer is not None for update in self._unanswered.values())
 
     def sent(self, event_id: str, session: Session, answer: asyncio.Future[None] | None) -> None:
         self._unanswered[event_id] = _Update(session, answer)
 
-    def give_up(self, event_id: str) -> None:
-        """Nobody waits for the answer any more."""
-        if event_id in self._unanswered:
-            self._unanswered[event_id].answer = None
-
     def accepted(self, session: Session) -> None:
-        """The server has applied an update: the oldest one that asked for such a session."""
-        event_ids = list(self._unanswered)
-        fitting = (
-            place
-            for place, event_id in enumerate(event_ids)
-            if self._unanswered[event_id].is_answered_by(session)
-        )
-        place = next(fitting, 0)  # the oldest one, if the server changes what it is told
-        for event_id in event_ids[:place]:
-            # Answers come in order: one to an earlier update is not going to come.
-            if self._unanswered[event_id].answer is None:
-                del self._unanswered[event_id]
-        for event_id in event_ids[place : place + 1]:
-            _answer(self._unanswered.pop(event_id), None)
+        """The server has applied an update: the oldest one that asked for such a session.
+
+        If none did, the server changes what it is told, and has applied the oldest one.
+        """
+        updates = self._unanswered
+        fitting = [each for each in updates if updates[each].is_answered_by(session)]
+        answered = next(iter(fitting or updates), None)
+        for event_id in list(updates):
+            if event_id == answered:
+                updates.pop(event_id).end(None)
+                return
+            if not updates[event_id].is_awaited:
+                # Answers come in order: one to an earlier update is not going to come.
+                del updates[event_id]
 
     def refused(self, event_id: str | None, reason: str, code: str | None) -> bool:
         """The server has refused a message; whether somebody waited for the answer."""
         update = self._unanswered.pop(event_id or "", None)
-        error = RealtimeRefused("the settings", reason, code)
-        return update is not None and _answer(update, error)
+        return update is not None and update.end(RealtimeRefused("the settings", reason, code))
 
     def lost(self, error: Exception) -> None:
         """The connection is gone, and no answer comes."""
         for update in self._unanswered.values():
-            _answer(update, error)
+            update.end(error)
         self._unanswered.clear()
-
-
-def _answer(update: _Update, error: Exception | None) -> bool:
-    """Tell whoever waits; whether anybody does."""
-    if update.answer is None or update.answer.done():
-        return False
-    if error is None:
-        update.answer.set_result(None)
-    else:
-        update.answer.set_exception(error)
-        update.answer.exception()  # whoever waits may have failed at the write already
-    return True

@@ -56,3 +56,10 @@ def config(server: RealtimeServer, **fields: Any) -> RealtimeModelConfig:
 
 async def opened(model: OpenAIRealtime, server: RealtimeServer, *tools: ToolSpec) -> None:
     await model.connect(config(server), agent(*tools))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what nobody announces."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)

@@ -41,6 +41,7 @@ from capsule_tasks.realtime import (
 from capsule_tasks.realtime.model import InputTimedOut, ModelEvent
 from capsule_tasks.testing.models import calls
 from capsule_tasks.testing.realtime import Hold, RealtimeServer, speaks, writes
+from tests.integration.realtime.listeners import until
 
 QUIET = RealtimeConfig(raw_model_events=False)
 SUPPORT = Agent(name="Support", instructions="Help.")
@@ -426,6 +427,15 @@ async def test_a_server_waits_for_a_slow_consumer_and_no_control_event_is_missin
             await filling
     assert got == [str(number) for number in range(count)]
     assert most <= limit
+
+
+async def test_the_agent_is_updated_while_the_consumer_is_slow(server: RealtimeServer) -> None:
+    config = RealtimeConfig(raw_model_events=False, event_limit=2)
+    async with nothing_left(server), session_on(server, config=config) as session:
+        await send_timeouts(server, 5)
+        await until(lambda: session._queue.is_full)
+        await session.update_agent(SUPPORT.clone(instructions="Be brief."))
+        assert server.connection.settings.wire["instructions"] == "Be brief."
 
 
 async def send_timeouts(server: RealtimeServer, count: int) -> None:

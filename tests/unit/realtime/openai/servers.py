@@ -61,5 +61,5 @@ class Server:
     def do(self, command: Command) -> list[Any]:
         """The events that a command makes, and the messages that are to be written."""
         self.events.clear()
-        messages = self.protocol.command(command)()
+        messages = self.protocol.command(command)
         return [*self.events, *messages]

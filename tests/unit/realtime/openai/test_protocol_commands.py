@@ -61,7 +61,7 @@ def test_an_interruption_cancels_and_truncates_to_what_was_played(server: Server
     ids = {"response_id": "resp_1", "output_index": 0, **STOPPED}
     assert server.say("response.output_audio.done", **ids) == []
     told = server.say("conversation.item.truncated", audio_end_ms=400, **STOPPED)
-    assert told == [ItemTruncated("item_1", 0, 400, 1000)]
+    assert told == [ItemTruncated("item_1", 0, 400)]
     assert server.response("done", status="cancelled") == [ResponseEnded("resp_1", "cancelled")]
     assert len(server.audio) == 0
     assert server.do(Interrupt()) == []
@@ -105,7 +105,7 @@ def test_an_answer_that_is_still_made_is_truncated_to_what_has_come(server: Serv
 
 def test_a_truncation_that_was_not_asked_for_here(server: Server) -> None:
     told = server.say("conversation.item.truncated", audio_end_ms=400, **STOPPED)
-    assert told == [ItemTruncated("item_1", 0, 400, None)]
+    assert told == [ItemTruncated("item_1", 0, 400)]
 
 
 def speech_started(server: Server) -> list[Any]:
@@ -244,7 +244,7 @@ def test_an_update_of_the_users_own_does_not_answer_one_of_ours(
     server.do(SendRaw({"type": "session.update", "session": {"type": "realtime"}}))
     answer: asyncio.Future[None] = loop.create_future()
     settings = AgentSettings("Be kind.", (), RealtimeSettings())
-    server.protocol.update(settings, answer, is_first=False)
+    server.protocol.update(settings, answer)
     server.session()
     assert not answer.done()
     server.session()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from websockets.asyncio import client
 
 from capsule_tasks import (
     Agent,
@@ -33,6 +32,7 @@ from capsule_tasks.realtime import (
     RealtimeToolApprovalRequired,
 )
 from capsule_tasks.realtime.model import ModelEvent, ToolCalled
+from capsule_tasks.realtime.openai import connection
 from capsule_tasks.testing.models import ScriptedModel, calls, hands_over
 from capsule_tasks.testing.realtime import RealtimeServer
 from tests.integration.realtime.cancelling import CancelAt, cancelling
@@ -236,7 +236,7 @@ def count_socket_awaits(awaits: Awaits, patch: pytest.MonkeyPatch) -> None:
 
     A write waits after it was done, for room in the buffer; where it fails, the connection is lost.
     """
-    websocket, connect = client.ClientConnection, client.connect
+    websocket, connect = connection.ClientConnection, connection.connect
     send, recv, close = websocket.send, websocket.recv, websocket.close
 
     async def connected(*args: Any, **options: Any) -> Any:
@@ -260,7 +260,7 @@ def count_socket_awaits(awaits: Awaits, patch: pytest.MonkeyPatch) -> None:
         await close(self, *args, **options)
         await awaits("close done")
 
-    patch.setattr(client, "connect", connected)
+    patch.setattr(connection, "connect", connected)
     patch.setattr(websocket, "send", sent)
     patch.setattr(websocket, "recv", received)
     patch.setattr(websocket, "close", closed)
@@ -317,6 +317,7 @@ async def test_a_fault_of_the_surroundings_at_any_await_leaves_nothing(
         "opening of a realtime session",
         "realtime open",
         "realtime reader",
+        "realtime keepalive",
         "update of the agent",
         "handoff",
         "call c1",

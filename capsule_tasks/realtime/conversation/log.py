@@ -132,6 +132,8 @@ class ConversationLog:
         self._by_id: dict[str, _Entry] = {}
         self._outputs: dict[str, _Entry] = {}
         """Outputs of calls by the ids of the calls."""
+        self._called: set[str] = set()
+        """Ids of calls of this session."""
         self._deleted: set[str] = set()
         self._running: dict[str, None] = {}
         """Responses that are being made, the latest one last."""
@@ -156,6 +158,7 @@ class ConversationLog:
             self._insert(item, None, item["id"]).stage = "loaded"
         self._waiting.clear()
         self._unfinished.clear()
+        self._called.clear()
         return tuple(with_ids)
 
     def items(self) -> list[Item]:
@@ -206,6 +209,9 @@ class ConversationLog:
         change: Change = None
         entry = self._entry_of(item)
         if entry is None:
+            if kind_of(item) == "function_call" and call_id_of(item) in self._called:
+                # It is not made again; and if it says something else, the output is not of it.
+                return None
             entry = self._insert(item, event.after, item.get("id"))
             change = "added"
         elif entry.stage == "loaded":
@@ -358,6 +364,7 @@ class ConversationLog:
                 self._outputs[call_id] = entry
             else:
                 self._outputs.pop(call_id, None)
+                self._called.add(call_id)
         place = None if after is None else self._by_id.get(after)
         behind: list[_Entry] = []
         if place is not None:

@@ -373,6 +373,17 @@ def test_the_output_of_a_tool_is_stored_when_it_is_made_and_the_servers_echo_is_
     assert log.take_final() == [kept("user", "thanks"), kept("assistant", "welcome")]
 
 
+@pytest.mark.parametrize("arguments", ["{}", '{"at": "dogs"}'])
+def test_a_call_that_the_server_repeats_as_another_item_does_not_take_the_output_of_the_first(
+    arguments: str,
+) -> None:
+    log = log_of(done(call("c1", "f1")))
+    assert log.apply(done(call("c1", "f2", arguments=arguments))) is None
+    log.add(output("c1"))
+    assert log.apply(done(call("c1", "f3", arguments=arguments))) is None
+    assert log.take_final() == [call("c1"), output("c1")]
+
+
 def test_a_call_with_the_id_of_an_earlier_one_has_an_output_of_its_own() -> None:
     log = ConversationLog()
     loaded = log.load([call("c1"), output("c1", "of yesterday")])

@@ -98,7 +98,7 @@ class Protocol:
 
     def update(self, settings: AgentSettings, answer: asyncio.Future[None]) -> Message:
         """The update of the session; `answer` is told what the server says to it."""
-        session = self.updates.session_of(settings)
+        session = self.updates.next_session(settings)
         message = {"type": "session.update", "session": session}
         msgspec.json.encode(message)  # an update that is never sent would take the next answer
         return self._update(message, answer)

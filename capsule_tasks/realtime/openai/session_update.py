@@ -122,7 +122,7 @@ def _defaults_of(sent: Session, defaults: Session) -> Session:
     result: Session = {}
     for name, value in sent.items():
         if name in _GROUPS:
-            result[name] = _defaults_of(value, defaults.get(name) or {})
+            result[name] = _defaults_of(value or {}, defaults.get(name) or {})
         elif name in defaults and name not in _KEPT:
             result[name] = defaults[name]
     return result
@@ -178,7 +178,7 @@ class Updates:
         self.defaults: Session = {}
         """The session as the server has made it."""
 
-    def session_of(self, agent: AgentSettings) -> Session:
+    def next_session(self, agent: AgentSettings) -> Session:
         """The session for an update. It takes back what updates before it have set.
 
         A `session.update` changes nothing but what is in it. So a setting of the agent before would

@@ -109,9 +109,8 @@ class OpenAIRealtime:
         headers = config.headers
         if headers is None:
             headers = {"Authorization": f"Bearer {await _api_key(config)}"}
-        websocket = await handshake(
-            _URL + quote(model, safe="") if config.url is None else config.url, headers, self
-        )
+        url = _URL + quote(model, safe="") if config.url is None else config.url
+        websocket = await handshake(url, headers, self)
         protocol = Protocol(model, audio, self._listeners.tell)
         return Connection(websocket, protocol, self._listeners, self)
 

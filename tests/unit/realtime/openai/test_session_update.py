@@ -101,7 +101,7 @@ def test_off_is_null() -> None:
 
 def test_tracing_is_told_once() -> None:
     updates = Updates("gpt-realtime")
-    told = [updates.session_of(agent(tracing="auto")).get("tracing") for _ in range(2)]
+    told = [updates.next_session(agent(tracing="auto")).get("tracing") for _ in range(2)]
     assert told == ["auto", None]
 
 
@@ -152,15 +152,21 @@ def test_settings_of_the_agent_before_are_taken_back() -> None:
             "output": {"voice": "marin", "speed": 1.0},
         },
     }
-    updates.session_of(
+    updates.next_session(
         agent(LOOK, tool_choice="required", turn_detection="off", voice="ash", speed=1.5)
     )
     for _ in range(2):
-        made = updates.session_of(agent())
+        made = updates.next_session(agent())
         assert made["tool_choice"] == "auto"
         assert "max_output_tokens" not in made, "it was never set"
         assert made["audio"]["input"]["turn_detection"] == {"type": "server_vad"}
         assert made["audio"]["output"] == {"speed": 1.0}, "a voice cannot be taken back"
+
+
+def test_extra_fields_may_take_the_audio_away() -> None:
+    updates = Updates("gpt-realtime")
+    told = [updates.next_session(agent(extra={"audio": None}))["audio"] for _ in range(2)]
+    assert told == [None, None]
 
 
 # --- answers -------------------------------------------------------------------------------------

@@ -65,6 +65,9 @@ class Agent:
                 Handoff(target)  # an agent may have a name that makes no name of a tool
         output_type_of(self.output_type)
 
+    def __repr__(self) -> str:
+        return f"Agent({self.name!r})"  # events and errors show agents; all fields are a page
+
     def clone(self, **changes: Any) -> Self:
         """A copy of the agent with some of its fields changed; lists are copied."""
         lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, list)}

@@ -61,6 +61,9 @@ class Tool:
         if self.namespace is not None:
             check_tool_name(f"Tool({self.name}).namespace", self.namespace)
 
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r})"
+
     @cached_property
     def key(self) -> ToolKey:
         if self.namespace is not None:
@@ -111,6 +114,9 @@ class AgentTool:
     def __post_init__(self) -> None:
         check_tool_name("AgentTool.name", self.name)
         check_fields(AgentTool, self, self.name)
+
+    def __repr__(self) -> str:
+        return f"AgentTool({self.name!r})"
 
     @cached_property
     def key(self) -> ToolKey:

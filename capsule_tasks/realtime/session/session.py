@@ -234,11 +234,13 @@ class RealtimeSession:
         """Have the model work as another agent, and return once it has accepted that.
 
         Raises RealtimeRefused, or InvalidSetting for what a realtime model cannot honour; the agent
-        is the same as before then. A cancel of the caller does not cut the change half-way.
+        is the same as before then. A cancel of the caller does not cut the change half-way. Raises
+        SessionStateError in a function that such a change calls.
         """
         self._check_open("update_agent")
         check("agent", agent, isinstance(agent, Agent), "an Agent")
         assert self._transitions is not None
+        self._transitions.check_caller()
         await self._life.do(self._transitions.update(agent), "update of the agent")
 
     async def approve_tool_call(self, call_id: str, *, always: bool = False) -> None:

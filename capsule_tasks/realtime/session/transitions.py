@@ -7,8 +7,9 @@ transition; the answers are both what the model is told and what calls of tools 
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
-from capsule_tasks.errors import AgentReplaced, RealtimeRefused
+from capsule_tasks.errors import AgentReplaced, RealtimeRefused, SessionStateError
 from capsule_tasks.errors.base import reason_of
 from capsule_tasks.realtime.events import RealtimeHandoff
 from capsule_tasks.realtime.host import AgentSnapshot, SessionHost
@@ -54,6 +55,10 @@ def _check_honoured(able: Abilities) -> None:
         check(name, handoff.input_filter, handoff.input_filter is None, must)
 
 
+_within: ContextVar[Transitions | None] = ContextVar("_within", default=None)
+"""Whose change of the agent the code runs in, also in tasks that it has started."""
+
+
 class Transitions:
     """The current agent, which changes only once the model has accepted another one."""
 
@@ -62,6 +67,12 @@ class Transitions:
         self._host = host
         self._over = over
         self._one_at_a_time = asyncio.Lock()
+
+    def check_caller(self) -> None:
+        """Raises SessionStateError for a function of an agent that a change waits for."""
+        if _within.get() is self and self._one_at_a_time.locked():
+            hint = "instructions and is_enabled cannot change the agent, as the change asks them"
+            raise SessionStateError("update_agent()", "changing its agent", hint)
 
     async def update(self, to: Agent) -> None:
         """Make any agent the current one. Agents are looked at anew: they may have been changed.
@@ -84,6 +95,7 @@ class Transitions:
 
     async def _change(self, to: Agent, run: RunSetup) -> None:
         before = self.current
+        _within.set(self)  # until the end of the task, which the session starts for one change
         after = await snapshot_of(to, run, self._over)
         try:
             await self._host.send(UpdateSettings(after.settings))

@@ -211,6 +211,8 @@ class SendToolOutput(Command, frozen=True):
 
     call_id: str
     output: str
+    resets_tool_choice: bool = False
+    """Whether the model is free to call no tool in that answer, whatever `tool_choice` says."""
 
 
 class Interrupt(Command, frozen=True):

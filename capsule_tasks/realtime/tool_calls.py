@@ -249,7 +249,8 @@ class ToolCalls:
         while True:
             opened.wants_output.clear()
             try:
-                await self._host.send(SendToolOutput(call.call_id, text))
+                resets = self._resets_tool_choice(opened.snapshot.agent)
+                await self._host.send(SendToolOutput(call.call_id, text, resets))
                 break
             except RealtimeClosed:
                 return
@@ -268,6 +269,13 @@ class ToolCalls:
         if tool is not None:
             agent = opened.snapshot.agent
             self._host.emit(RealtimeToolEnd(agent, tool, call.call_id, call.arguments, text))
+
+    def _resets_tool_choice(self, caller: Agent) -> bool:
+        """Whether a call was what the current agent's tool choice asks for, as `caller` made it."""
+        current = self._host.snapshot
+        choice = current.settings.settings.tool_choice
+        is_followed = choice not in (None, "auto", "none") and current.agent is caller
+        return is_followed and caller.reset_tool_choice
 
     def _refuse_cancel(self, cancel: asyncio.CancelledError) -> None:
         """Raise the cancel if it is that of the session's close.

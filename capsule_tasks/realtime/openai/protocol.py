@@ -42,7 +42,7 @@ from capsule_tasks.realtime.model import (
 )
 from capsule_tasks.realtime.openai import wire
 from capsule_tasks.realtime.openai.client_items import client_item
-from capsule_tasks.realtime.openai.response_gate import Message, ResponseGate
+from capsule_tasks.realtime.openai.response_gate import FREE_CHOICE, Message, ResponseGate, Wish
 from capsule_tasks.realtime.openai.session_update import Session, Updates
 from capsule_tasks.realtime.openai.wire import AudioMessage, ServerMessage
 from capsule_tasks.realtime.playback import StoppedAudio, UnplayedAudio
@@ -108,10 +108,10 @@ class Protocol:
         self.updates.sent(event_id, message.get("session") or {}, answer)
         return {**message, "event_id": event_id}
 
-    def _ask(self, item: Item) -> list[Message]:
+    def _ask(self, item: Item, wish: Wish = None) -> list[Message]:
         message = self._create(item)
         msgspec.json.encode(message)  # what cannot be sent is nothing to answer
-        return [message, *self._gate.wish()]
+        return [message, *self._gate.wish(wish)]
 
     def _create(self, item: Item) -> Message:
         event_id = self._event_id("item")
@@ -123,7 +123,7 @@ class Protocol:
         assert item is not None
         if item["call_id"] != command.call_id:
             self._long_call_ids[item["call_id"]] = command.call_id
-        return self._ask(item)
+        return self._ask(item, FREE_CHOICE if command.resets_tool_choice else None)
 
     def _send_raw(self, message: Message) -> list[Message]:
         msgspec.json.encode(message)

@@ -23,6 +23,11 @@ Message = dict[str, Any]
 Wish = Mapping[str, Any] | None
 """The fields of a `response.create` of the user's own; None for a plain one."""
 
+FREE_CHOICE: Wish = {"response": {"tool_choice": "auto"}}
+"""The wish for a response in which the model may call a tool or not, whatever the settings say."""
+
+_OWN = (None, FREE_CHOICE)
+"""Wishes of which several are one. A plain one counts more: the user has said something."""
 _IS_BUSY = "conversation_already_has_active_response"
 _NOTHING_TO_CANCEL = "response_cancel_not_active"
 _REMEMBERED_CREATES = 4
@@ -44,8 +49,8 @@ class ResponseGate:
         self._numbers = count(1)
 
     def wish(self, fields: Wish = None) -> list[Message]:
-        """A response is wanted. A plain wish is one with a plain wish that still waits."""
-        if fields is not None or not self._waiting or self._waiting[-1] is not None:
+        """A response is wanted. A wish of our own is one with such a wish that still waits."""
+        if not self._joins(-1, fields):
             self._waiting.append(fields)
         return self._next()
 
@@ -86,7 +91,7 @@ class ResponseGate:
             return False, []
         is_awaited = self.state == "requested" and event_id == next(reversed(self._sent))
         wish = self._sent.pop(event_id)
-        if code == _IS_BUSY and not (wish is None and self._waiting and self._waiting[0] is None):
+        if code == _IS_BUSY and not self._joins(0, wish):
             self._waiting.appendleft(wish)
         if is_awaited:
             # Busy means: with a response that the server has not told us of.
@@ -103,6 +108,13 @@ class ResponseGate:
             return True, self.done(self.response_id)
         self.state = "active"
         return False, []
+
+    def _joins(self, place: int, wish: Wish) -> bool:
+        """Whether a wish has become one with the wish that waits in a place."""
+        if not self._waiting or wish not in _OWN or self._waiting[place] not in _OWN:
+            return False
+        self._waiting[place] = self._waiting[place] and wish
+        return True
 
     def _next(self) -> list[Message]:
         if self.state != "free" or not self._waiting:

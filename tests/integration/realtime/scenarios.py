@@ -140,6 +140,10 @@ class Talk:
         self._heard[kind] += 1
         return await self.server.wait_for(kind, self._heard[kind])
 
+    async def choice(self) -> Any:
+        """The tool choice in the next `response.create`; None if the settings are to hold."""
+        return (await self.hear("response.create")).get("response", {}).get("tool_choice")
+
     async def output(self, call_id: str) -> str:
         """The output of a call, as soon as the server has it."""
 

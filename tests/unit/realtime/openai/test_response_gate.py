@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from capsule_tasks.realtime.openai.response_gate import ResponseGate
+from capsule_tasks.realtime.openai.response_gate import FREE_CHOICE, ResponseGate, Wish
 
 BUSY = "conversation_already_has_active_response"
 PLAIN = {"type": "response.create", "event_id": "create_1"}
@@ -29,6 +30,31 @@ def test_wishes_during_a_response_become_one_after_it() -> None:
     gate.created("resp_2")
     assert gate.done("resp_2") == []
     assert gate.state == "free"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize(
+    ("wishes", "is_free"),
+    [
+        ([FREE_CHOICE, FREE_CHOICE], True),
+        ([FREE_CHOICE, None], False),
+        ([None, FREE_CHOICE], False),
+    ],
+)
+def test_the_model_is_free_to_call_no_tool_if_nothing_else_was_said(
+    wishes: list[Wish], is_free: bool, refused: bool
+) -> None:
+    gate = ResponseGate()
+    first, second = wishes
+    gate.wish(first if refused else None)
+    gate.wish(first)
+    gate.wish(second)
+    if refused:
+        gate.refused("create_1", BUSY, "busy")
+    else:
+        gate.created("resp_1")
+    [asked] = gate.done(None)
+    assert asked.get("response") == ({"tool_choice": "auto"} if is_free else None)
 
 
 def test_a_wish_after_a_create_was_sent_is_another_turn() -> None:

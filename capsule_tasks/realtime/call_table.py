@@ -100,6 +100,14 @@ class CallTable:
             raise CallChanged(call.call_id, "it was made with another tool or other arguments")
         return "send" if known.status is _C.UNSENT else "ignore"
 
+    def knows(self, call_id: str) -> bool:
+        """Whether the model has made a call with this id."""
+        return call_id in self._calls
+
+    def asks(self, call_id: str) -> bool:
+        """Whether a call waits for a decision, perhaps within an agent that is used as a tool."""
+        return any(call_id == each.call_id for each in self.state.unresolved())
+
     def without_approval(self, call: PendingCall) -> PendingCall:
         """The call, about which nobody needs to be asked."""
         found = self._calls[call.call_id]
@@ -122,7 +130,7 @@ class CallTable:
 
         Raises UnknownCall for the id of a call that does not wait, or was decided about.
         """
-        if all(call_id != each.call_id for each in self.state.unresolved()):
+        if not self.asks(call_id):
             raise UnknownCall(call_id, "no waiting call of the session has this id")
         if approved:
             self.state = self.state.approve(call_id, always=always)
@@ -190,12 +198,17 @@ class CallTable:
         self._is_over, self.abandoned = True, tuple(abandoned)
         return outputs
 
+    def with_usage(self, state: RunState) -> RunState:
+        """The state with the usage of calls that are over."""
+        for used in self.state.usage:
+            state = state.with_usage(used.agent, used)
+        return state
+
     def in_state(self, state: RunState) -> RunState:
         """The state with the calls that can be made later, all decisions, and inner runs."""
         calls = {each.call_id: each for each in self._open() if each.call_id not in self.begun}
         nested = {each: inner for each, inner in self.state.nested.items() if each in calls}
-        for used in self.state.usage:
-            state = state.with_usage(used.agent, used)
+        state = self.with_usage(state)
         return replace(
             state,
             calls=tuple(calls.values()),

@@ -22,6 +22,7 @@ from capsule_tasks.errors import (
     CallChanged,
     ModelMisbehaved,
     RealtimeClosed,
+    UnknownAgent,
     WrongArguments,
 )
 from capsule_tasks.realtime.call_table import CallTable
@@ -37,7 +38,7 @@ from capsule_tasks.realtime.model import SendToolOutput, ToolCalled
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.agents.tools import AgentTool
-from capsule_tasks.runs.approvals import PendingCall
+from capsule_tasks.runs.approvals import PendingCall, RunApprovals
 from capsule_tasks.runs.engine.deciding import about_unknown, call_of, output_item
 from capsule_tasks.runs.engine.guardrails import Guardrails, shown
 from capsule_tasks.runs.engine.nested import run_inner
@@ -57,6 +58,7 @@ _MAX_RETRY_S = 2.0
 class _OpenCall:
     """What a call that the model has no output of is made with."""
 
+    table: CallTable
     snapshot: AgentSnapshot
     """The agent that was told to the model when it made the call."""
     ports: InProcessPorts
@@ -74,7 +76,10 @@ class ToolCalls:
         """`record` puts an output into the conversation; `state` is the one to go on from."""
         self._host = host
         self._record = record
-        self._table = CallTable(state)
+        self._first = CallTable(state)
+        self._tables: dict[Agent, CallTable] = {}
+        """The calls and the decisions of each graph, by the agent that it begins with. An agent of
+        another graph is another agent, although it may have the same name."""
         self._open: dict[str, _OpenCall] = {}
 
     def called(self, event: ToolCalled, snapshot: AgentSnapshot) -> None:
@@ -85,12 +90,15 @@ class ToolCalls:
             call = call_of(item, able.identity)
             if call.tool not in able.tools:
                 call = msgspec.structs.replace(call, needs_approval=False)
-            step = self._table.called(call)
+            own = self._table_of(snapshot.run.book.start)
+            known = (each for each in self._tables.values() if each.knows(call.call_id))
+            table = next(known, own)
+            step = table.called(call)
         except (ModelMisbehaved, CallChanged) as error:
             self._host.emit(RealtimeErrorEvent(error))
             return
         if step == "run":
-            self._begin([call], snapshot)
+            self._begin([call], snapshot, table)
         elif step == "send":
             self._open[call.call_id].wants_output.set()
 
@@ -99,42 +107,59 @@ class ToolCalls:
 
         Raises UnknownCall if no such call waits.
         """
-        self._go_on(self._table.decide(call_id, approved=True, always=always))
+        self._go_on(self._table_asking(call_id).decide(call_id, approved=True, always=always))
 
     def reject(self, call_id: str, *, always: bool = False, message: str | None = None) -> None:
         """Reject a waiting call; the message is for the model. Raises UnknownCall."""
-        decided = self._table.decide(call_id, approved=False, always=always, message=message)
-        self._go_on(decided)
+        table = self._table_asking(call_id)
+        self._go_on(table.decide(call_id, approved=False, always=always, message=message))
 
     def resume(self, snapshot: AgentSnapshot) -> None:
-        """Go on with the calls of the state: make them, or ask people about them again.
-
-        Raises UnknownAgent, before anything is done, for a call of an agent outside of the graph.
-        """
-        calls = self._table.state.calls
-        for call in calls:
-            snapshot.run.book.agent(call.agent)
-        self._begin(calls, snapshot)
+        """Go on with the calls of the state: make them, or ask people about them again."""
+        table = self._table_of(snapshot.run.book.start)
+        self._begin(table.state.calls, snapshot, table)
 
     def end(self, open_approvals: Literal["return", "abandon"]) -> tuple[PendingCall, ...]:
         """Record the outputs of calls that are not made any more; answers the abandoned ones.
 
-        To be called once all tasks of the session have ended. It may be repeated.
+        Calls of another graph than the current one are abandoned: whoever goes on does not have
+        their agents. To be called once all tasks of the session have ended. It may be repeated.
         """
-        for call_id, output in self._table.end(open_approvals).items():
-            self._record(output_item(call_id, output))
-        return self._table.abandoned
+        current = self._table_of(self._host.snapshot.run.book.start)
+        for table in self._tables.values():
+            ends = table.end(open_approvals if table is current else "abandon")
+            for call_id, output in ends.items():
+                self._record(output_item(call_id, output))
+        return tuple(call for table in self._tables.values() for call in table.abandoned)
 
-    def in_state(self, state: RunState) -> RunState:
-        """The state with the calls that can be made later, all decisions, and inner runs."""
-        return self._table.in_state(state)
+    def in_state(self, state: RunState, start: Agent) -> RunState:
+        """The state with what the graph of `start` can go on with, and the usage of all calls."""
+        current = self._table_of(start)
+        for table in self._tables.values():
+            if table is not current:
+                state = table.with_usage(state)
+        return msgspec.structs.replace(current.in_state(state), code=self._first.state.code)
+
+    def _table_of(self, start: Agent) -> CallTable:
+        if not self._tables:
+            self._tables[start] = self._first
+        elif start not in self._tables:
+            empty = {"calls": (), "approvals": RunApprovals(), "nested": {}, "code": None}
+            self._tables[start] = CallTable(msgspec.structs.replace(self._first.state, **empty))
+        return self._tables[start]
+
+    def _table_asking(self, call_id: str) -> CallTable:
+        """The table of a call that waits for people; any other one refuses a decision."""
+        return next((each for each in self._tables.values() if each.asks(call_id)), self._first)
 
     # --- the way of a call -----------------------------------------------------------------------
 
-    def _begin(self, calls: Iterable[PendingCall], snapshot: AgentSnapshot) -> None:
+    def _begin(
+        self, calls: Iterable[PendingCall], snapshot: AgentSnapshot, table: CallTable
+    ) -> None:
         for call in calls:
             ports = InProcessPorts(partial(self._publish, call))
-            self._open[call.call_id] = _OpenCall(snapshot, ports)
+            self._open[call.call_id] = _OpenCall(table, snapshot, ports)
         self._go_on(calls)
 
     def _go_on(self, calls: Iterable[PendingCall]) -> None:
@@ -152,9 +177,11 @@ class ToolCalls:
         except asyncio.CancelledError as cancel:
             self._refuse_cancel(cancel)
             output = UNCERTAIN
+        except UnknownAgent:  # the call is of a state whose graph has another agent
+            output = f"There is no tool {call.tool.name!r} any more."
         except Exception as error:  # noqa: BLE001  the model would wait for the output in vain
             failure, output = error, withheld(error)
-        if output is not None and self._table.made(call.call_id):
+        if output is not None and self._open[call.call_id].table.made(call.call_id):
             text = _as_text(output)
             self._record(output_item(call.call_id, text))
             if failure is None:
@@ -166,7 +193,7 @@ class ToolCalls:
         """The output of a call; None if it waits for people."""
         opened = self._open[call.call_id]
         opened.snapshot = await _snapshot_of(call, opened.snapshot)
-        able = opened.snapshot.able
+        able, table = opened.snapshot.able, opened.table
         if call.tool not in able.tools:
             if call.tool.name in able.handoffs:
                 return await self._handed_over(call, able.handoffs[call.tool.name], opened.snapshot)
@@ -174,13 +201,13 @@ class ToolCalls:
             self._host.emit(RealtimeErrorEvent(ModelMisbehaved(about)))
             return about_unknown(call, able.tools.keys(), able.handoffs.keys())
         tool, caller = able.tools[call.tool], self._caller(opened)
-        if call not in self._table.state.calls:  # else people were asked about it already
+        if call not in table.state.calls:  # else people were asked about it already
             if not await caller.needs_approval(tool, call):
-                call = self._table.without_approval(call)
+                call = table.without_approval(call)
             elif (rejection := await caller.rejected_early(tool, call)) is not None:
                 return rejection
         if call.needs_approval:
-            decision = self._table.state.decision_for(call)
+            decision = table.state.decision_for(call)
             if decision is None:
                 self._waits(call, opened)
                 return None
@@ -199,18 +226,18 @@ class ToolCalls:
         # A turn notes its number and its usage in the context, and other calls run beside it.
         run = opened.snapshot.run
         run = replace(run, context=copy(run.context))
-        note = partial(self._table.note_inner, call.call_id)
+        note = partial(opened.table.note_inner, call.call_id)
         while True:
-            state = self._table.state
+            state = opened.table.state
             output = await run_inner(run, state, tool, call, opened.ports, Turn, note)
             if output is not None or self._waits(call, opened):
                 return output
 
     def _waits(self, call: PendingCall, opened: _OpenCall) -> bool:
         """Have a call wait for people, and ask them; False if they have decided meanwhile."""
-        if not self._table.waits(call.call_id):
+        if not opened.table.waits(call.call_id):
             return False
-        state = msgspec.structs.replace(self._table.state, calls=(call,))
+        state = msgspec.structs.replace(opened.table.state, calls=(call,))
         for each, agent in _undecided(opened.snapshot.run, state):
             if each.call_id not in opened.asked:
                 opened.asked.add(each.call_id)
@@ -229,7 +256,7 @@ class ToolCalls:
             # Another handoff of the same response, or `update_agent`, came first.
             return f"Not done: {AgentReplaced(current.agent.name)}."
         if handoff.on_handoff is not None:
-            self._table.begun.add(call.call_id)
+            self._open[call.call_id].table.begun.add(call.call_id)
         output = await told_of_handoff(snapshot.agent, handoff, snapshot.run.context, given)
         try:
             await self._host.hand_over(handoff.agent, snapshot)
@@ -263,10 +290,10 @@ class ToolCalls:
             with suppress(TimeoutError):
                 await asyncio.wait_for(opened.wants_output.wait(), delay_s)
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
-        self._table.sent(call.call_id)
+        opened.table.sent(call.call_id)
         del self._open[call.call_id]
-        tool = opened.snapshot.able.tools.get(call.tool)
-        if tool is not None:
+        able = opened.snapshot.able
+        if call.agent == able.identity and (tool := able.tools.get(call.tool)) is not None:
             agent = opened.snapshot.agent
             self._host.emit(RealtimeToolEnd(agent, tool, call.call_id, call.arguments, text))
 
@@ -294,8 +321,8 @@ class ToolCalls:
             ports.publish("guardrail", result.agent.name, shown(result))
 
         guardrails = Guardrails(able.agent, able.identity, run.context, report)
-        state, note_code, begun = self._table.state, self._table.note_code, self._table.begun
-        return ToolCaller(able, run, state.code, ports, guardrails, note_code, begun)
+        code, begun = self._first.state.code, opened.table.begun
+        return ToolCaller(able, run, code, ports, guardrails, self._first.note_code, begun)
 
     def _publish(self, call: PendingCall, kind: str, _agent: str, data: Any) -> None:
         """Show an event of a call, or of the run of an agent that is used as a tool."""

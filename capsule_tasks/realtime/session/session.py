@@ -152,7 +152,7 @@ class RealtimeSession:
     @property
     def usage(self) -> Spent:
         """The usage of all answers and tools, with that of the state that was gone on from."""
-        return self._calls.in_state(self._state).total_usage()
+        return self._calls.in_state(self._state, self._run.book.start).total_usage()
 
     @property
     def state(self) -> RunState:
@@ -164,7 +164,7 @@ class RealtimeSession:
             agent=book.identity(self.agent),
             context=saved_context(self.context.context),
         )
-        return self._writer.in_state(self._calls.in_state(state))
+        return self._writer.in_state(self._calls.in_state(state, book.start))
 
     # --- opening ----------------------------------------------------------------------------------
 

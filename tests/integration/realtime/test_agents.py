@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
+from capsule_tasks import Runner
 from capsule_tasks.errors import CallbackFailed, SessionStateError
 from capsule_tasks.realtime import RealtimeSettings
+from capsule_tasks.realtime.call_table import ABANDONED
 from capsule_tasks.runs.agents.agent import Agent
 from capsule_tasks.runs.agents.contexts import RunContext
 from capsule_tasks.runs.models.model import ModelSettings
+from capsule_tasks.runs.state import RunState
+from capsule_tasks.testing.models import ScriptedModel, calls
 from tests.integration.realtime.scenarios import NotedTools, talk_to
 
 # --- the choice of tools -------------------------------------------------------------------------
@@ -75,3 +79,63 @@ async def test_a_change_of_the_agent_cannot_ask_for_another_one(in_a_task: bool)
         assert talk.session.agent is first
         await talk.session.update_agent(third)
         assert talk.session.agent is third
+
+
+async def test_a_decision_about_a_waiting_call_is_not_one_about_a_namesake_of_its_agent() -> None:
+    tools = NotedTools()
+    first = Agent(name="A", tools=[tools.make("pay", "first", needs_approval=True)])
+    second = Agent(name="A", tools=[tools.make("pay", "second", needs_approval=True)])
+    async with talk_to(first) as talk:
+        await talk.call("pay", call_id="c1")
+        await talk.event("tool_approval_required")
+        await talk.session.update_agent(second)
+        await talk.call("pay", call_id="c2")
+        await talk.event("tool_approval_required")
+        await talk.session.approve_tool_call("c1", always=True)
+        assert await talk.output("c1") == "first"
+        await talk.call("pay", call_id="c1")  # the model repeats it, as the namesake
+        await talk.call("pay", call_id="c3")
+        assert (await talk.event("tool_approval_required")).call_id == "c3"
+    assert tools.calls == [("first", "c1", "{}")]
+
+
+async def test_a_decision_within_an_agent_used_as_a_tool_is_not_one_about_its_namesakes() -> None:
+    tools = NotedTools()
+
+    def desk(output: str) -> Agent:
+        pay = tools.make("pay", output, needs_approval=True)
+        model = ScriptedModel([calls("pay", {}, f"pay_{output}"), "done"])
+        inner = Agent(name="Inner", model=model, tools=[pay])
+        return Agent(name="A", tools=[inner.as_tool()])
+
+    async with talk_to(desk("first")) as talk:
+        await talk.call("inner", '{"input": "pay"}', "c1")
+        await talk.event("tool_approval_required")
+        await talk.session.approve_tool_call("pay_first", always=True)
+        assert await talk.output("c1") == "done"
+        await talk.session.update_agent(desk("second"))
+        await talk.call("inner", '{"input": "pay"}', "c2")
+        assert (await talk.event("tool_approval_required")).call_id == "pay_second"
+    assert tools.calls == [("first", "pay_first", "{}")]
+
+
+async def test_a_waiting_call_of_an_earlier_graph_ends_with_the_session() -> None:
+    tools = NotedTools()
+    pay = tools.make("pay", needs_approval=True)
+    model = ScriptedModel(["Goodbye."])
+    second = Agent(name="A", tools=[pay], model=model)
+    async with talk_to(Agent(name="A", tools=[pay])) as talk:
+        await talk.call("pay", call_id="c1")
+        await talk.event("tool_approval_required")
+        await talk.session.update_agent(second)
+        await talk.call("pay", call_id="c2")
+        await talk.event("tool_approval_required")
+    session = talk.session
+    assert [call.call_id for call in session.abandoned] == ["c1"]
+    outputs = [item for item in session.history if item["type"] == "function_call_output"]
+    assert [(item["call_id"], item["output"]) for item in outputs] == [("c1", ABANDONED)]
+    state = RunState.from_string(session.state.to_string())
+    assert [call.call_id for call in state.calls] == ["c2"]
+    result = await Runner.run(second, state.approve("c2"))
+    assert result.final_output == "Goodbye."
+    assert [call[1] for call in tools.calls] == ["c2"]

@@ -193,18 +193,28 @@ async def test_a_standing_rejection_is_told_to_later_calls_that_need_an_approval
     assert (asked, tools.calls) == (["c1", "c2"], [])
 
 
-async def test_a_standing_decision_holds_for_an_agent_of_the_same_name_from_elsewhere() -> None:
+async def test_a_standing_decision_does_not_hold_for_an_agent_of_the_same_name_from_elsewhere() -> (
+    None
+):
     tools = NotedTools()
-    agent = Agent(name="A", tools=[tools.make("pay", needs_approval=True)])
-    async with talk_to(agent) as talk:
+    first, second, third = (
+        Agent(name="A", tools=[tools.make("pay", output, needs_approval=True)])
+        for output in ("first", "second", "third")
+    )
+    async with talk_to(first) as talk:
         await talk.call("pay", call_id="c1")
         await talk.event("tool_approval_required")
         await talk.session.approve_tool_call("c1", always=True)
-        await talk.event("tool_end")
-        await talk.session.update_agent(agent.clone(instructions="Be brief."))
-        await talk.call("pay", call_id="c2")
-        assert await talk.output("c2") == "ok"
-        assert talk.count("tool_approval_required") == 1
+        for call_id, agent in (("c2", second), ("c3", third)):
+            await talk.session.update_agent(agent)
+            await talk.call("pay", call_id=call_id)
+            assert (await talk.event("tool_approval_required")).call_id == call_id
+            await talk.session.reject_tool_call(call_id, always=True, message="no")
+            assert await talk.output(call_id) == "no"
+        await talk.session.update_agent(first)
+        await talk.call("pay", call_id="c4")
+        assert await talk.output("c4") == "first"
+    assert [call[:2] for call in tools.calls] == [("first", "c1"), ("first", "c4")]
 
 
 async def test_a_call_that_needs_no_approval_is_made_after_a_standing_rejection() -> None:

@@ -11,7 +11,6 @@ import pytest
 from capsule_tasks.errors import (
     GuardrailFailed,
     GuardrailTripped,
-    UnknownAgent,
     UnknownCall,
 )
 from capsule_tasks.realtime.call_table import ABANDONED
@@ -302,8 +301,11 @@ async def test_a_call_of_the_state_whose_tool_is_gone_is_told() -> None:
     assert host.kinds == ["error"]
 
 
-async def test_a_call_of_an_agent_outside_of_the_graph_is_refused() -> None:
+async def test_a_call_of_an_agent_outside_of_the_graph_is_told() -> None:
     state = await state_with_waiting_call(Shop(needs_approval=True))
-    host = ToolHost(Agent(name="Stranger"), state)
-    with pytest.raises(UnknownAgent):
-        await host.__aenter__()
+    stranger = Shop()
+    stranger.agent.name = "Stranger"
+    async with ToolHost(stranger.agent, state) as host:
+        await host.settle()
+    assert host.sent == [("c1", "There is no tool 'pay' any more.")]
+    assert (host.kinds, stranger.paid) == ([], [])

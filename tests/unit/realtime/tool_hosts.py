@@ -81,7 +81,7 @@ class ToolHost:
     @property
     def state(self) -> RunState:
         """The state of the session, as it is read back from where it was stored."""
-        return RunState.from_string(self.calls.in_state(self.first_state()).to_string())
+        return RunState.from_string(self.calls.in_state(self.first_state(), self.first).to_string())
 
     def first_state(self) -> RunState:
         first = self.book.identity(self.first)

@@ -190,7 +190,6 @@ class SendMessage(Command, frozen=True):
 
     content: tuple[Mapping[str, Any], ...]
     """Parts, such as `{"type": "input_text", "text": "…"}` and `input_image`."""
-    item_id: str | None = None
 
 
 class SendAudio(Command, frozen=True):

@@ -81,8 +81,7 @@ class Protocol:
         match command:
             case SendMessage():
                 item = {"type": "message", "role": "user", "content": list(command.content)}
-                named = {} if command.item_id is None else {"id": command.item_id}
-                return self._ask(item | named)
+                return self._ask(item)
             case SendToolOutput():
                 return self._send_output(command)
             case SendItems():

@@ -131,8 +131,7 @@ class ModelListener:
             self.queue.put(RealtimeHistoryAdded(self.log.last_added))
         elif change == "updated":
             self.queue.put(RealtimeHistoryUpdated(self.log.items))
-        if final := self.log.take_final():
-            self.writer.add(final)
+        self.writer.add(self.log.take_final())
         if corrections := self.log.take_corrections():
             self.writer.correct(corrections)
         return change

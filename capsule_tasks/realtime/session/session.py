@@ -87,7 +87,11 @@ class RealtimeSession:
         state: RunState | None,
     ) -> None:
         book = AgentBook(agent)
-        self._state = begun = state or _first_state(book.identity(agent))
+        first = book.identity(agent)
+        begun = state or RunState(
+            run_id=str(uuid4()), start_agent=first, agent=first, max_turns=DEFAULT_MAX_TURNS
+        )
+        self._state = begun
         self._first_agent = book.agent(begun.agent)
         self.context = RunContext(
             run_id=begun.run_id,
@@ -367,11 +371,6 @@ class RealtimeSession:
 
     def _report(self, error: Exception) -> None:
         self.emit(RealtimeErrorEvent(error))
-
-
-def _first_state(agent: AgentId) -> RunState:
-    run_id = str(uuid4())
-    return RunState(run_id=run_id, start_agent=agent, agent=agent, max_turns=DEFAULT_MAX_TURNS)
 
 
 def _parts_of(message: Content) -> tuple[Mapping[str, Any], ...]:

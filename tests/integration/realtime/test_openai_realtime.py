@@ -29,7 +29,6 @@ from capsule_tasks.realtime.model import (
     ResponseStarted,
     SendAudio,
     SendItems,
-    SendMessage,
     SendRaw,
     SendToolOutput,
     ServerEvent,
@@ -51,14 +50,15 @@ async def test_a_message_is_answered_in_audio(
 ) -> None:
     server.add(speaks("Hello there, friend."))
     await opened(model, server)
-    await model.send_event(SendMessage(({"type": "input_text", "text": "Hi"},), "mine"))
+    await model.send_event(HI)
     ended = await heard.wait(ResponseEnded)
     assert (ended.status, ended.spent and ended.spent.cached_tokens) == ("completed", 4)
     assert "".join(event.delta for event in heard.all(TextDelta)) == "Hello there, friend."
     assert sum(len(event.data) for event in heard.all(AudioDelta)) == 48 * 200
     mine, mine_done, answer, answer_done = heard.all(ItemChanged)
-    assert (mine.item["id"], mine_done.is_final) == ("mine", True)
-    assert (answer.after, answer.is_final, answer_done.is_final) == ("mine", False, True)
+    assert (mine.item["content"][0]["text"], mine_done.is_final) == ("Hi", True)
+    assert answer.after == mine.item["id"]
+    assert (answer.is_final, answer_done.is_final) == (False, True)
     assert answer_done.item["content"][0]["transcript"] == "Hello there, friend."
 
 

@@ -151,10 +151,10 @@ def test_speech_without_audio_that_is_played(server: Server) -> None:
 
 def test_a_message_is_sent_and_answered_when_no_response_is_in_the_way(server: Server) -> None:
     content = ({"type": "input_text", "text": "Hi"},)
-    item = {"type": "message", "role": "user", "content": list(content), "id": "mine"}
+    item = {"type": "message", "role": "user", "content": list(content)}
     create = {"type": "conversation.item.create", "event_id": "item_1", "item": item}
     ask = {"type": "response.create", "event_id": "create_1"}
-    assert server.do(SendMessage(content, "mine")) == [create, ask]
+    assert server.do(SendMessage(content)) == [create, ask]
     [again] = server.do(SendMessage(content))
     assert "id" not in again["item"]
     server.response("created")

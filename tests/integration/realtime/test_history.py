@@ -286,8 +286,8 @@ async def test_what_was_final_survives_the_death_of_the_process(
     program = [sys.executable, "-c", PROGRAM, server.url, valkey_url, prefix]
     process = await asyncio.create_subprocess_exec(*program, cwd=ROOT)
     try:
-        await server.wait_for_connection()
-        await server.wait_for("session.update")
+        # On a busy machine a process takes longer to start than the server waits by default.
+        await server.wait_for("session.update", timeout_s=60)
         await server.user_speaks("What is Oslo like?")
         await server.wait_for("response.create")
         await server.wait_until(lambda: len(server.connection.conversation.items) == 4, "items")

@@ -167,7 +167,10 @@ class Connection:
                 if self._closing is None:
                     self._listeners.tell_message(raw)
                     answers = self._protocol.received(raw)
-                    self._write_now([msgspec.json.encode(answer) for answer in answers])
+                    # A session that closes does not listen. No response that was to follow another
+                    # one is asked for then, while its tools end and it is not closed yet.
+                    if self._listeners.has_any:
+                        self._write_now([msgspec.json.encode(answer) for answer in answers])
                     if self._listeners.pauses:
                         await self._listeners.pause()
         except ConnectionClosedOK:

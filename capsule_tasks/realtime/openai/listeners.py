@@ -21,6 +21,11 @@ class Listeners:
         self.pauses: list[asyncio.Future[None]] = []
         """What listeners want to be waited for before the next message is read."""
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._all)
+
     def add(self, listener: Listener, *, server_events: bool) -> None:
         self.remove(listener)
         self._all = (*self._all, listener)

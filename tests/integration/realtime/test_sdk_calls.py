@@ -15,7 +15,7 @@ from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.handoffs import Handoff
 from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.testing.models import calls
-from capsule_tasks.testing.realtime import Hold
+from capsule_tasks.testing.realtime import Hold, writes
 from tests.integration.realtime.scenarios import NotedTools, talk_to
 
 
@@ -75,6 +75,19 @@ async def test_a_call_is_made_under_the_agent_of_its_event(needs_approval: bool)
         end = await talk.event("tool_end")
         assert (end.agent, end.tool, end.output) == (first, tool, "first")
         assert talk.session.agent is second
+
+
+async def test_a_call_is_one_of_the_agent_that_began_its_answer() -> None:
+    tools, hold = NotedTools(), Hold()
+    first, second = (Agent(name=name, tools=[tools.make("look", name)]) for name in ("1st", "2nd"))
+    async with talk_to(first) as talk:
+        talk.replies.append([writes("Let me see", hold, "."), calls("look", call_id="c1")])
+        await talk.session.send_message("hi")
+        await hold.reached()
+        await talk.session.update_agent(second)
+        hold.release()
+        end = await talk.event("tool_end")
+    assert (end.agent, end.output) == (first, "1st")
 
 
 @pytest.mark.parametrize("moment", ["running", "waiting", "answered"])

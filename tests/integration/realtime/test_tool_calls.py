@@ -17,7 +17,7 @@ from capsule_tasks.runs.agents.functions import function_tool
 from capsule_tasks.runs.agents.guardrails import ToolGuardrail, ToolVerdict
 from capsule_tasks.runs.engine.ports import UNCERTAIN
 from capsule_tasks.testing.models import calls
-from capsule_tasks.testing.realtime import RealtimeServer
+from capsule_tasks.testing.realtime import Hold, RealtimeServer, writes
 from tests.integration.realtime.openings import opened
 from tests.unit.runs.engine.runs import MemorySession, spelled
 
@@ -102,6 +102,38 @@ async def test_an_output_that_cannot_be_sent_is_stored_and_nothing_is_sent_after
     assert talk.outputs() == []
     assert shop.stored == ["user hi", "call c1", "output c1 paid 5"]
     assert talk.session.state.calls == ()
+
+
+async def test_no_response_is_asked_for_while_tools_end_after_the_close(
+    server: RealtimeServer,
+) -> None:
+    hold, runs, is_cancelled, may_end = Hold(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @function_tool
+    async def dig() -> None:
+        runs.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+            await may_end.wait()
+
+    server.add([calls("dig"), writes("I dig", hold, " now.")], "Not asked for.")
+    async with opened(server, Agent(name="Digger", tools=[dig])) as talk:
+        model: Any = talk.session.model
+        await runs.wait()
+        await hold.reached()
+        await talk.session.send_message("Are you there?")  # to be answered after the first answer
+        closing = asyncio.create_task(talk.session.close())
+        await is_cancelled.wait()
+        hold.release()
+        async with asyncio.timeout(5):
+            while model._connection._protocol._gate.state != "requested":  # the answer has ended
+                await asyncio.sleep(0)
+        may_end.set()
+        await closing
+    await server.wait_for_open(0)
+    assert server.count("response.create") == 1
 
 
 async def test_a_call_that_the_close_cancels_is_uncertain(server: RealtimeServer) -> None:

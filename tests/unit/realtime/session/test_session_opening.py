@@ -120,8 +120,10 @@ async def test_tools_see_the_context_of_whoever_has_entered_the_session(model: F
         colour.set("green")
         return "done"
 
+    colour.set("white")
+    session = RealtimeRunner(AGENT.clone(tools=[look]), model).run()
     colour.set("red")
-    async with RealtimeRunner(AGENT.clone(tools=[look]), model).run():
+    async with session:
         colour.set("blue")
         for call_id in ("1", "2"):
             model.says(ToolCalled("look", call_id, "{}"))

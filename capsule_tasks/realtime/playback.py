@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
+from capsule_tasks.realtime.model import AudioInterrupted
 from capsule_tasks.realtime.settings import AudioFormat, Playback
 
 _G711 = frozenset({"g711_ulaw", "g711_alaw", "pcmu", "pcma", "audio/pcmu", "audio/pcma"})
@@ -17,13 +17,11 @@ _MAX_ENDED_ITEMS = 32
 
 def bytes_per_ms(audio_format: AudioFormat | None) -> float:
     """The bytes of a millisecond. Formats that are not known count as PCM of 16 bits and 24 kHz."""
-    rate: object = _PCM_RATE
-    if isinstance(audio_format, Mapping):
-        rate = audio_format.get("rate") or _PCM_RATE
-        audio_format = audio_format.get("type")
-    if audio_format in _G711:
+    given = audio_format if isinstance(audio_format, Mapping) else {"type": audio_format}
+    if given.get("type") in _G711:
         return 8.0
-    return 2 * (rate if isinstance(rate, int) else _PCM_RATE) / 1000
+    rate = given.get("rate")
+    return 2 * (rate if isinstance(rate, int) and rate else _PCM_RATE) / 1000
 
 
 class PlaybackTracker:
@@ -59,16 +57,6 @@ class PlaybackTracker:
     def state(self) -> tuple[str, int, float] | None:
         """The item that is being played, its content's index, and the ms played; None if none."""
         return None if self._playing is None else (*self._playing, self._played_ms)
-
-
-class StoppedAudio(NamedTuple):
-    """Audio of an item that is not to be played any more."""
-
-    item_id: str
-    content_index: int
-    played_ms: int | None
-    """None if that is unknown."""
-    total_ms: int
 
 
 class _Audio:
@@ -110,15 +98,10 @@ class UnplayedAudio:
             self._tracker.set_audio_format(audio_format)
 
     def add(self, response_id: str, item_id: str, content_index: int, byte_count: int) -> bool:
-        """Note audio that has come. Returns False if its answer was stopped: it is not to be
-        played.
-        """
+        """Note audio that has come; whether it is to be played, as its answer was not stopped."""
         if response_id in self._silenced:
             return False
-        key = (item_id, content_index)
-        if (audio := self._audio.get(key)) is None:
-            self._forget_played()
-            audio = self._audio[key] = _Audio(response_id)
+        audio = self._audio.setdefault((item_id, content_index), _Audio(response_id))
         ms = byte_count / self._bytes_per_ms
         audio.ms += ms
         # A player that had nothing left to play goes on when the next audio comes.
@@ -136,8 +119,7 @@ class UnplayedAudio:
         """An answer has ended: no more audio of it comes."""
         self._silenced.discard(response_id)
         for audio in self._audio.values():
-            if audio.response_id == response_id:
-                audio.has_ended = True
+            audio.has_ended |= audio.response_id == response_id
         self._forget_played()
 
     def is_playing(self) -> bool:
@@ -145,7 +127,7 @@ class UnplayedAudio:
         self._forget_played()
         return bool(self._audio)
 
-    def stop(self, response_id: str | None, active_id: str | None) -> list[StoppedAudio]:
+    def stop(self, response_id: str | None, active_id: str | None) -> list[AudioInterrupted]:
         """Stop the playback of an answer, or of all with None; what was stopped, in order.
 
         More audio of the active answer, if it is meant, is not to be played.
@@ -153,26 +135,25 @@ class UnplayedAudio:
         if active_id is not None and response_id in {None, active_id}:
             self.silence(active_id)
         self._forget_played()
-        playing = None if self._tracker is None else self._tracker.state()
-        played = self._played_ms(playing)
         stopped = []
-        for key, audio in list(self._audio.items()):
+        for key, played_ms in self._played_ms().items():
+            audio = self._audio[key]
             if response_id not in {None, audio.response_id}:
                 continue
             del self._audio[key]
-            played_ms, total_ms = played[key], int(audio.ms)
+            whole_ms, total_ms = None, int(audio.ms)
             if played_ms is not None:
                 self._plays_until_s -= (audio.ms - played_ms) / 1000
-                played_ms = min(int(played_ms + _ROUNDING_MS), total_ms)
-            stopped.append(StoppedAudio(*key, played_ms, total_ms))
-        is_meant = playing is None or playing[:2] in {each[:2] for each in stopped}
-        if stopped and self._tracker is not None and is_meant:
-            self._tracker.on_interrupted()
+                whole_ms = min(int(played_ms + _ROUNDING_MS), total_ms)
+            stopped.append(AudioInterrupted(*key, whole_ms, total_ms))
+        if stopped and self._tracker is not None:
+            playing = self._tracker.state()
+            if playing is None or playing[:2] in {(it.item_id, it.content_index) for it in stopped}:
+                self._tracker.on_interrupted()
         return stopped
 
     def _forget_played(self) -> None:
-        playing = None if self._tracker is None else self._tracker.state()
-        played = self._played_ms(playing)
+        played = self._played_ms()
         ended = [key for key, audio in self._audio.items() if audio.has_ended]
         for place, key in enumerate(ended):
             played_ms = played[key]
@@ -180,19 +161,15 @@ class UnplayedAudio:
             if is_played or place < len(ended) - _MAX_ENDED_ITEMS:
                 del self._audio[key]
 
-    def _played_ms(
-        self, playing: tuple[str, int, float] | None
-    ) -> dict[tuple[str, int], float | None]:
+    def _played_ms(self) -> dict[tuple[str, int], float | None]:
         """The ms played of each item; None where a tracker says nothing."""
-        played: dict[tuple[str, int], float | None] = {}
+        played: dict[tuple[str, int], float | None] = dict.fromkeys(self._audio)
         if self._tracker is None:
             left_ms = max(self._plays_until_s - self._clock(), 0.0) * 1000
             for key, audio in reversed(self._audio.items()):
                 played[key] = max(audio.ms - left_ms, 0.0)
                 left_ms = max(left_ms - audio.ms, 0.0)
-        elif playing is None:
-            played = dict.fromkeys(self._audio)
-        else:
+        elif (playing := self._tracker.state()) is not None:
             # Items are played in order. One that is not here was played before all of these.
             is_before = playing[:2] in self._audio
             for key, audio in self._audio.items():

@@ -9,13 +9,19 @@ before it is played: if it is interrupted later, a correction is handed out.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from capsule_tasks.realtime.conversation.versions import Correction, Cut, merged, stored, text_field
+from capsule_tasks.realtime.conversation.versions import (
+    Correction,
+    Cut,
+    merged,
+    parts_of,
+    stored,
+    text_at,
+    with_text,
+)
 from capsule_tasks.realtime.model import (
     AudioInterrupted,
     InputTranscribed,
@@ -27,7 +33,7 @@ from capsule_tasks.realtime.model import (
     ResponseStarted,
     TextDelta,
 )
-from capsule_tasks.runs.items import call_id_of, items_of_reply, kind_of
+from capsule_tasks.runs.items import call_id_of, kind_of
 from capsule_tasks.runs.records import Item
 
 Change = Literal["added", "updated"] | None
@@ -40,22 +46,20 @@ and no item waits until a transcript has come."""
 class _Entry:
     """An item of the conversation, and what is known of it besides."""
 
-    __slots__ = ("cuts", "grown", "item", "number", "response_id", "stage", "transcribed")
+    __slots__ = ("cut", "in_history", "is_done", "is_transcribed", "item", "response_id")
 
-    def __init__(self, item: Item, number: int) -> None:
+    def __init__(self, item: Item, response_id: str | None) -> None:
         self.item = item
-        self.number = number
-        """Counts the items in the order in which they became known."""
-        self.stage: Literal["server", "response", "transcript", "final", "loaded"] = "server"
-        """Whose event the item waits for, before it is final: the server's that it is done, the
-        end of the response, or the transcript. An item of an earlier session was `loaded`."""
-        self.response_id: str | None = None
+        """The latest version, whether or not its text was heard."""
+        self.in_history: Literal["no", "stored", "loaded"] = "no"
+        """Whether it was handed out to be stored, or is of an earlier session."""
+        self.is_done = False
+        """Whether the server is done with it, but for the transcript of audio of the user."""
+        self.is_transcribed = False
+        """Whether that transcript came, or could not be made."""
+        self.response_id = response_id
         """The response that was being made when the item was added, or that its text is of."""
-        self.transcribed: set[int] = set()
-        """Indexes of parts whose transcript came, or could not be made."""
-        self.grown: dict[tuple[int, bool], list[str]] = {}
-        """Text that is not in the item yet, by content index, and whether it is a transcript."""
-        self.cuts: dict[int, Cut] = {}
+        self.cut: Cut | None = None
 
     @property
     def is_answer(self) -> bool:
@@ -63,58 +67,12 @@ class _Entry:
 
     @property
     def lacks_transcript(self) -> bool:
-        return self.item.get("role") == "user" and any(
-            part.get("type") == "input_audio"
-            and not part.get("transcript")
-            and at not in self.transcribed
-            for at, part in enumerate(self.parts())
-        )
+        audio = [part for part in parts_of(self.item) if part.get("type") == "input_audio"]
+        return not self.is_transcribed and not all(part.get("transcript") for part in audio)
 
-    def parts(self) -> list[Item]:
-        content = self.item.get("content")
-        return list(content) if isinstance(content, list) else []
-
-    def whole(self) -> Item:
-        """The item with all of its text. The item is not to be changed."""
-        if self.grown:
-            parts = self.parts()
-            for (at, is_transcript), pieces in sorted(self.grown.items()):
-                while len(parts) <= at:
-                    parts.append({"type": "output_audio" if is_transcript else "output_text"})
-                name = text_field(parts[at])
-                text = (parts[at].get(name) or "") + "".join(pieces)
-                parts[at] = {**parts[at], name: text}
-            self.item = {**self.item, "content": parts}
-            self.grown.clear()
-        return self.item
-
-    def merge(self, version: Item) -> bool:
-        """Take a later version of the item; whether that says anything new."""
-        old = self.whole()
-        self.item = merged(old, version, self.cuts)
-        if self.cuts or (self.stage != "server" and version.get("status") == "in_progress"):
-            self.item["status"] = old.get("status")
-        return self.item != old
-
-    def cut(self, at: int, played_ms: int, total_ms: int | None) -> bool:
-        """Leave the text that was heard; whether that changes anything."""
-        if not self.is_answer or (total_ms and played_ms >= total_ms):
-            return False
-        old, parts = self.whole(), self.parts()
-        if total_ms:
-            part = parts[at] if at < len(parts) else {"type": "output_audio"}
-            full = self.cuts[at].full if at in self.cuts else part.get(text_field(part)) or ""
-            self.set_cut(at, Cut.of(full, played_ms / total_ms))
-        self.item = {**self.item, "status": "incomplete"}
-        return self.item != old
-
-    def set_cut(self, at: int, cut: Cut) -> None:
-        self.cuts[at] = cut
-        parts = self.parts()
-        while len(parts) <= at:
-            parts.append({"type": "output_audio"})
-        parts[at] = {**parts[at], text_field(parts[at]): cut.heard}
-        self.item = {**self.item, "content": parts}
+    def now(self) -> Item:
+        """The item without what was not heard. It is not to be changed."""
+        return self.item if self.cut is None else self.cut.heard(self.item)
 
 
 class ConversationLog:
@@ -125,10 +83,10 @@ class ConversationLog:
     """
 
     def __init__(self) -> None:
-        self._order = OrderedDict[_Entry, None]()
+        self._entries: list[_Entry] = []
         """In the order of the conversation."""
-        self._waiting = OrderedDict[_Entry, None]()
-        """Those that were not handed out yet, in the same order."""
+        self._first_unstored = 0
+        """All entries before this place were handed out."""
         self._by_id: dict[str, _Entry] = {}
         self._outputs: dict[str, _Entry] = {}
         """Outputs of calls by the ids of the calls."""
@@ -137,15 +95,15 @@ class ConversationLog:
         self._deleted: set[str] = set()
         self._running: dict[str, None] = {}
         """Responses that are being made, the latest one last."""
-        self._unfinished: dict[_Entry, None] = {}
-        """Those that wait for the server, or for the end of a response."""
-        self._unheard: dict[_Entry, None] = {}
-        """Those that wait for a transcript."""
         self._is_transcribed = True
+        """Whether the server seems to make transcripts."""
         self._corrections: list[Correction] = []
-        self._count = 0
-        self.last_added: Item = {}
+        self._newest: _Entry
+
+    @property
+    def last_added(self) -> Item:
         """The item that was added last."""
+        return self._newest.now()
 
     def load(self, items: Sequence[Item]) -> tuple[Item, ...]:
         """Begin with items of an earlier conversation, which are stored already.
@@ -155,167 +113,152 @@ class ConversationLog:
         prefix = f"kept_{uuid4().hex[:12]}"
         with_ids = [{**item, "id": f"{prefix}_{number}"} for number, item in enumerate(items)]
         for item in with_ids:
-            self._insert(item, None, item["id"]).stage = "loaded"
-        self._waiting.clear()
-        self._unfinished.clear()
+            self._insert(item).in_history = "loaded"
         self._called.clear()
         return tuple(with_ids)
 
     def items(self) -> list[Item]:
         """The conversation as it is now, in a new list. The items are not to be changed."""
-        return [entry.whole() for entry in self._order]
+        return [entry.now() for entry in self._entries]
 
     def apply(self, event: ModelEvent) -> Change:
         """Take an event: whether an item was added, or the items say something new.
 
         Text that grows is no news; the item is whole when the server is done with it.
         """
-        handler = self._handlers.get(type(event))
-        return None if handler is None else handler(self, event)
+        if (handler := self._handlers.get(type(event))) is None:
+            return None
+        count = len(self._entries)
+        is_updated = handler(self, event)
+        if len(self._entries) > count:
+            return "added"
+        return "updated" if is_updated else None
 
     def add(self, item: Item) -> None:
         """Add an item that was made here, as outputs of tools are.
 
         A second output of the same call is ignored; so is what the server repeats of it.
         """
-        if kind_of(item) == "function_call_output" and call_id_of(item) in self._outputs:
-            return
-        self._finish(self._insert(item, None, item.get("id")))
+        if kind_of(item) != "function_call_output" or call_id_of(item) not in self._outputs:
+            self._insert(item).is_done = True
 
-    def take_final(self, *, at_end: bool = False) -> list[Item]:
+    def take_final(self, *, at_end: bool = False) -> list[Item | Correction]:
         """The items to store now, in order, in the words of runs; each is handed out once.
 
-        `at_end` hands out all that is left, as it is.
+        Before them come corrections of items that were handed out. `at_end` hands out all that is
+        left, as it is.
         """
-        found = []
-        while self._waiting:
-            entry = next(iter(self._waiting))
-            if entry.stage != "final" and not at_end:
-                break
-            del self._waiting[entry]
-            if (item := stored(entry.whole(), entry.cuts)) is not None:
-                found.append(item)
-        return items_of_reply(found)
-
-    def take_corrections(self) -> list[Correction]:
-        """What the history has otherwise, of items that were handed out; each handed out once."""
-        found, self._corrections = self._corrections, []
+        found: list[Item | Correction] = [*self._corrections]
+        self._corrections.clear()
+        for entry in self._entries[self._first_unstored :]:
+            if entry.in_history == "no":
+                if not (at_end or self._is_final(entry)):
+                    break
+                entry.in_history = "stored"
+                if (item := stored(entry.now())) is not None:
+                    found.append(item)
+            self._first_unstored += 1
         return found
 
-    # --- events -----------------------------------------------------------------------------------
+    def _is_final(self, entry: _Entry) -> bool:
+        """Whether the first entry that is not stored has all that is to be stored of it."""
+        if not entry.is_done or (entry.is_answer and entry.response_id in self._running):
+            return False
+        if not entry.lacks_transcript:
+            return True
+        waiting = self._entries[self._first_unstored :]
+        said = [each for each in waiting if each.is_done and each.item.get("role") == "user"]
+        unheard = [each for each in said if each.lacks_transcript]
+        if len(unheard) > UNHEARD_LIMIT:
+            self._is_transcribed = False
+        # Once the next item of the user is whole, the transcript of this one may never come.
+        return not self._is_transcribed or len(unheard) < len(said)
 
-    def _changed(self, event: ItemChanged) -> Change:
-        item = event.item
-        change: Change = None
-        entry = self._entry_of(item)
+    # --- events: whether they update an item ------------------------------------------------------
+
+    def _changed(self, event: ItemChanged) -> bool:
+        entry, is_updated = self._entry_of(event.item), False
         if entry is None:
-            if kind_of(item) == "function_call" and call_id_of(item) in self._called:
+            if kind_of(event.item) == "function_call" and call_id_of(event.item) in self._called:
                 # It is not made again; and if it says something else, the output is not of it.
-                return None
-            entry = self._insert(item, event.after, item.get("id"))
-            change = "added"
-        elif entry.stage == "loaded":
-            return None
-        elif entry.merge(item):
-            change = "updated"
-        if event.is_final and entry.stage == "server":
-            self._done(entry)
-        elif entry.stage == "transcript" and not entry.lacks_transcript:
-            self._finish(entry)
-        return change
+                return False
+            entry = self._insert(event.item, event.after)
+        elif entry.in_history != "loaded":
+            before = entry.now()
+            entry.item = merged(entry.item, event.item)
+            is_updated = entry.now() != before
+        entry.is_done |= event.is_final
+        return is_updated
 
-    def _text_grown(self, event: TextDelta) -> Change:
-        change: Change = None
-        entry = self._by_id.get(event.item_id)
-        if entry is None:
-            if event.item_id in self._deleted:
-                return None
-            message = {"id": event.item_id, "type": "message", "role": "assistant"}
-            entry = self._insert({**message, "status": "in_progress"}, None, event.item_id)
-            change = "added"
+    def _text_grown(self, event: TextDelta) -> bool:
+        entry = self._message(event.item_id, role="assistant", status="in_progress")
         # After the server is done with an item, its text is whole.
-        if entry.stage == "server" and entry.is_answer:
+        if entry is not None and entry.is_answer and not entry.is_done:
             entry.response_id = event.response_id
-            at = event.content_index
-            if at in entry.cuts:
-                entry.set_cut(at, entry.cuts[at].grown(event.delta))
-            else:
-                entry.grown.setdefault((at, event.is_transcript), []).append(event.delta)
-        if change == "added":
-            self.last_added = entry.whole()
-        return change
+            text = text_at(entry.item, event.content_index) + event.delta
+            kind = "output_audio" if event.is_transcript else "output_text"
+            entry.item = with_text(entry.item, event.content_index, text, kind=kind)
+        return False
 
-    def _transcribed(self, event: InputTranscribed) -> Change:
-        change: Change = "updated"
-        entry = self._by_id.get(event.item_id)
+    def _transcribed(self, event: InputTranscribed) -> bool:
+        entry = self._message(event.item_id, role="user")
         if entry is None:
-            if event.item_id in self._deleted:
-                return None
-            message = {"id": event.item_id, "type": "message", "role": "user"}
-            entry = self._insert({**message, "content": []}, None, event.item_id)
-            change = "added"
-        parts, at = entry.parts(), event.content_index
-        if at >= len(parts) or parts[at].get("type") != "input_audio":
-            audio = (n for n, part in enumerate(parts) if part.get("type") == "input_audio")
-            at = next(audio, len(parts))
-            if at == len(parts):
-                parts.append({"type": "input_audio"})
-        entry.transcribed.add(at)
-        self._is_transcribed = True
+            return False
+        entry.is_done = entry.is_transcribed = self._is_transcribed = True
         if event.transcript is not None:
-            parts[at] = {**parts[at], "transcript": event.transcript}
-        elif change == "updated":
-            change = None
-        entry.item = {**entry.item, "content": parts}
-        if change == "added":
-            self.last_added = entry.item
-        if (change == "added" or entry.stage == "transcript") and not entry.lacks_transcript:
-            self._finish(entry)
-        return change
+            parts, at = parts_of(entry.item), event.content_index
+            audio = [n for n, part in enumerate(parts) if part.get("type") == "input_audio"]
+            if at not in audio:
+                at = audio[0] if audio else len(parts)
+            entry.item = with_text(entry.item, at, event.transcript, kind="input_audio")
+        return event.transcript is not None
 
-    def _interrupted(self, event: AudioInterrupted | ItemTruncated) -> Change:
+    def _interrupted(self, event: AudioInterrupted | ItemTruncated) -> bool:
         entry = self._by_id.get(event.item_id)
-        if entry is None or event.played_ms is None:
-            return None
-        before = stored(entry.whole(), entry.cuts)
-        if not entry.cut(event.content_index, event.played_ms, event.total_ms):
-            return None
-        is_handed_out = entry not in self._waiting and entry.stage != "loaded"
-        if is_handed_out and before is not None:
-            self._corrections.append(Correction(before, stored(entry.whole(), entry.cuts)))
-        return "updated"
+        if entry is None or not entry.is_answer or event.played_ms is None:
+            return False
+        is_whole = event.total_ms and event.played_ms >= event.total_ms
+        if is_whole or entry.cut is not None:
+            return False
+        before = stored(entry.now())
+        if event.total_ms:
+            share = event.played_ms / event.total_ms
+            entry.cut = Cut.of(entry.item, event.content_index, share)
+        else:
+            # Nobody knows how much was heard: all counts as heard.
+            entry.cut = Cut(event.content_index, 1.0, None)
+        if entry.in_history == "stored" and before is not None:
+            self._corrections.append(Correction(before, stored(entry.now())))
+        return True
 
-    def _item_deleted(self, event: ItemDeleted) -> Change:
+    def _item_deleted(self, event: ItemDeleted) -> bool:
         self._deleted.add(event.item_id)
         entry = self._by_id.pop(event.item_id, None)
         if entry is None:
-            return None
-        for entries in (self._order, self._waiting, self._unfinished, self._unheard):
-            entries.pop(entry, None)
-        return "updated"
+            return False
+        self._entries.remove(entry)
+        self._first_unstored = 0  # or later: the next look at the items finds it
+        return True
 
-    def _response_started(self, event: ResponseStarted) -> Change:
+    def _response_started(self, event: ResponseStarted) -> bool:
         self._running[event.response_id] = None
-        return None
+        return False
 
-    def _response_ended(self, event: ResponseEnded) -> Change:
+    def _response_ended(self, event: ResponseEnded) -> bool:
         """Wait no longer for items of the response, and for those of no response that is known."""
         self._running.pop(event.response_id, None)
-        change: Change = None
-        for entry in list(self._unfinished):
-            if entry.response_id in self._running:
+        is_updated = False
+        for entry in self._entries[self._first_unstored :]:
+            if entry.is_done or entry.response_id in self._running:
                 continue
-            if entry.stage == "server" and entry.item.get("status") == "in_progress":
+            entry.is_done = True
+            if entry.item.get("status") == "in_progress":
                 status = "completed" if event.status == "completed" else "incomplete"
-                entry.item = {**entry.whole(), "status": status}
-                change = "updated"
-            if entry.is_answer:
-                self._finish(entry)
-            else:
-                self._done(entry)
-        return change
+                entry.item = {**entry.item, "status": status}
+                is_updated = True
+        return is_updated
 
-    _handlers: ClassVar[dict[type, Callable[[ConversationLog, Any], Change]]] = {
+    _handlers: ClassVar[dict[type, Callable[[ConversationLog, Any], bool]]] = {
         ItemChanged: _changed,
         TextDelta: _text_grown,
         InputTranscribed: _transcribed,
@@ -326,56 +269,34 @@ class ConversationLog:
         ResponseEnded: _response_ended,
     }
 
-    # --- stages -----------------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------------
 
-    def _done(self, entry: _Entry) -> None:
-        """The server is done with the item, but maybe not with its response, or transcript."""
-        self._unfinished.pop(entry, None)
-        if entry.is_answer and self._running:
-            entry.stage = "response"
-            self._unfinished[entry] = None
-        elif entry.lacks_transcript and self._is_transcribed:
-            entry.stage = "transcript"
-            self._unheard[entry] = None
-            if len(self._unheard) > UNHEARD_LIMIT:
-                self._is_transcribed = False
-                self._finish(entry)  # and those before it
-        else:
-            self._finish(entry)
-
-    def _finish(self, entry: _Entry) -> None:
-        entry.stage = "final"
-        self._unfinished.pop(entry, None)
-        self._unheard.pop(entry, None)
-        if entry.item.get("role") == "user":
-            # The conversation has gone on: a transcript of what was said before may never come.
-            for earlier in [each for each in self._unheard if each.number < entry.number]:
-                self._finish(earlier)
-
-    def _insert(self, item: Item, after: str | None, item_id: str | None) -> _Entry:
-        self._count += 1
-        entry = _Entry(item, self._count)
-        entry.response_id = next(reversed(self._running), None)
-        if item_id is not None:
+    def _insert(self, item: Item, after: str | None = None) -> _Entry:
+        entry = _Entry(item, next(reversed(self._running), None))
+        place = len(self._entries)
+        if after is not None and (before := self._by_id.get(after)) is not None:
+            # From the end, where most are.
+            while self._entries[place - 1] is not before:
+                place -= 1
+        self._entries.insert(place, entry)
+        self._first_unstored = min(self._first_unstored, place)
+        if (item_id := item.get("id")) is not None:
             self._by_id[item_id] = entry
             self._deleted.discard(item_id)
-        if (call_id := call_id_of(item)) is not None:
-            if kind_of(item) == "function_call_output":
-                self._outputs[call_id] = entry
-            else:
-                self._outputs.pop(call_id, None)
-                self._called.add(call_id)
-        place = None if after is None else self._by_id.get(after)
-        behind: list[_Entry] = []
-        if place is not None:
-            behind = list(takewhile(lambda each: each is not place, reversed(self._order)))
-        self._order[entry] = self._waiting[entry] = self._unfinished[entry] = None
-        for each in reversed(behind):
-            self._order.move_to_end(each)
-            if each in self._waiting:
-                self._waiting.move_to_end(each)
-        self.last_added = item
+        if kind_of(item) == "function_call_output":
+            self._outputs[call_id_of(item) or ""] = entry
+        elif (call_id := call_id_of(item)) is not None:
+            self._outputs.pop(call_id, None)
+            self._called.add(call_id)
+        self._newest = entry
         return entry
+
+    def _message(self, item_id: str, **fields: str) -> _Entry | None:
+        """The message, which is added if nothing was told of it before; None if it was deleted."""
+        if item_id in self._deleted:
+            return None
+        message = {"id": item_id, "type": "message", **fields}
+        return self._by_id.get(item_id) or self._insert(message)
 
     def _entry_of(self, item: Item) -> _Entry | None:
         """The entry that this item is a version of."""

@@ -15,7 +15,6 @@ from capsule_tasks.realtime.conversation.versions import Correction
 from capsule_tasks.runs.conversation import Conversation, View, conversation_of
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState
-from capsule_tasks.storage.awaiting import to_the_end
 
 CORRECTABLE = 50
 """How many of the history's latest items an interruption may correct."""
@@ -32,7 +31,7 @@ class HistoryWriter:
     def __init__(
         self, history: Any | None, state: RunState, report: Callable[[Exception], None]
     ) -> None:
-        self._history = None if history is None else _Awaited(history)
+        self._history: Any = history
         self._state = state
         self._report = report
         self._before = Conversation(seen=View([]), has_history=history is not None)
@@ -41,16 +40,16 @@ class HistoryWriter:
         """The items that this session has stored."""
         self._held: list[Item] = []
         """Items that are not stored yet."""
-        self._refused: list[Item] = []
-        """Items that the history does not take; others are stored without them."""
         self._corrections: list[Correction] = []
+        """Those of items that are stored, or will be."""
         self._batch: tuple[list[Item], str] | None = None
         """The first of the held items, and the id of the operation that stores them; kept until it
         is known to be done."""
         self._task: asyncio.Task[None] | None = None
-        """Writes what there is to write."""
         self._failure: Exception | None = None
         """Why the latest write has failed."""
+        self._refused: list[Item] = []
+        """Items that the history does not take; others are stored without them."""
         self._refusal: Exception | None = None
 
     async def begin(self) -> tuple[Item, ...]:
@@ -58,31 +57,37 @@ class HistoryWriter:
         if self._state.conversation is not None:
             must = "that of a run whose items are in its history, or in the state"
             raise InvalidSetting("state", self._state.run_id, must)
-        begun = await conversation_of(self._state, self._history, refuse_made=True)
+        history = None if self._history is None else _Readable(self._history)
+        begun = await conversation_of(self._state, history, refuse_made=True)
         self._before = replace(begun, seen=View([]), new=())
         self.add(begun.new)
         return tuple(begun.view)
 
-    def add(self, items: Sequence[Item]) -> None:
-        """Store items after those that were added before, soon."""
-        if items:
-            self._held += items
-            self._start()
-
-    def correct(self, corrections: Sequence[Correction]) -> None:
-        """Put corrected items in the place of stored ones, soon.
+    def add(self, items: Sequence[Item | Correction]) -> None:
+        """Store items after those that were added before, soon; and correct stored ones.
 
         Histories that cannot replace items keep what they have.
         """
-        self._corrections += corrections
-        self._start()
+        for each in items:
+            if not isinstance(each, Correction):
+                self._held.append(each)
+            elif self._history is None:
+                each.apply(self._held)
+            else:
+                self._corrections.append(each)
+        if items:
+            self._start()
 
     async def flush(self) -> None:
         """Wait until all items are stored. Raises the error if that fails; it may be repeated.
 
-        A cancel waits for the end of the write.
+        A cancel does not stop the write.
         """
-        await to_the_end(self._flush())
+        self._start()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if error := self._failure or self._refusal:
+            raise error
 
     def in_state(self, state: RunState) -> RunState:
         """The state with the place of the session's items in the history, or with the items.
@@ -98,30 +103,17 @@ class HistoryWriter:
     # --- writing ----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._history is None:
-            for correction in self._corrections:
-                correction.apply(self._held)
-            self._corrections.clear()
-        elif self._task is None and (self._held or self._corrections):
-            self._task = asyncio.create_task(self._write(self._history))
+        if self._history is not None and self._task is None and (self._held or self._corrections):
+            self._task = asyncio.create_task(self._write())
 
-    async def _flush(self) -> None:
-        if self._task is not None:
-            await asyncio.wait({self._task})
-        self._start()
-        if self._task is not None:
-            await asyncio.wait({self._task})
-        if error := self._failure or self._refusal:
-            raise error
-
-    async def _write(self, history: _Awaited) -> None:
+    async def _write(self) -> None:
         """Write the held items, and those that are added meanwhile; then correct stored ones."""
         try:
             while self._held or self._corrections:
                 if self._held:
-                    await self._store(history)
+                    await self._store()
                 else:
-                    await self._correct(history, self._corrections[0])
+                    await self._correct(self._corrections[0])
                     del self._corrections[0]
                 self._failure = None
         except Exception as error:  # noqa: BLE001  reported, and raised by `flush` if it stays
@@ -131,12 +123,15 @@ class HistoryWriter:
         finally:
             self._task = None
 
-    async def _store(self, history: _Awaited) -> None:
+    async def _store(self) -> None:
         if self._batch is None:
             self._batch = list(self._held), uuid4().hex
         items, operation_id = self._batch
+        add_items = self._history.add_items
+        knows_operations = "operation_id" in inspect.signature(add_items).parameters
+        options = {"operation_id": operation_id} if knows_operations else {}
         try:
-            await history.add_items(items, operation_id)
+            await _called(add_items, items, **options)
         except (ItemNotStorable, ItemTooLarge) as error:
             # Nothing of the batch was stored, and the item would be refused again.
             self._refused.append(self._held.pop(error.index))
@@ -147,15 +142,21 @@ class HistoryWriter:
             self._stored += items
         self._batch = None
 
-    async def _correct(self, history: _Awaited, correction: Correction) -> None:
-        # Before the attempt it is only tried: one that fails is made again.
-        after = list(self._stored)
-        if correction.apply(after) and await history.correct(correction):
-            self._stored = after
+    async def _correct(self, correction: Correction) -> None:
+        """Replace an item in one step, if it is still there."""
+        can_replace = hasattr(self._history, "read") and hasattr(self._history, "replace")
+        stored = list(self._stored)
+        if not (can_replace and correction.apply(stored)):
+            return
+        snapshot = await _called(self._history.read, CORRECTABLE)
+        items = list(snapshot.items)
+        if correction.apply(items):
+            await _called(self._history.replace, snapshot.version, items)
+        self._stored = stored
 
 
-class _Awaited:
-    """A history that is awaited, whichever kind it is: one that blocks is called in a thread."""
+class _Readable:
+    """A history whose items are awaited, whichever kind it is."""
 
     def __init__(self, history: Any) -> None:
         self._history = history
@@ -165,24 +166,9 @@ class _Awaited:
         items: list[Item] = await _called(self._history.get_items, limit)
         return items
 
-    async def add_items(self, items: list[Item], operation_id: str) -> None:
-        add_items = self._history.add_items
-        knows_operations = "operation_id" in inspect.signature(add_items).parameters
-        options = {"operation_id": operation_id} if knows_operations else {}
-        await _called(add_items, items, **options)
-
-    async def correct(self, correction: Correction) -> bool:
-        """Replace an item in one step, if it is still there; whether the history can do that."""
-        if not (hasattr(self._history, "read") and hasattr(self._history, "replace")):
-            return False
-        snapshot = await _called(self._history.read, CORRECTABLE)
-        items = list(snapshot.items)
-        if correction.apply(items):
-            await _called(self._history.replace, snapshot.version, items)
-        return True
-
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Await a method of a history; one that blocks is called in a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*args, **kwargs)
     answer = await asyncio.to_thread(method, *args, **kwargs)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
-from capsule_tasks.runs.items import kind_of
+from capsule_tasks.runs.items import items_of_reply, kind_of
 from capsule_tasks.runs.records import Item
 
 WITHOUT_TRANSCRIPT = "[audio without a transcript]"
@@ -27,43 +25,36 @@ class Correction(NamedTuple):
 
     def apply(self, items: list[Item]) -> bool:
         """Correct the latest such item, if there is one; whether there is."""
-        for at in range(len(items) - 1, -1, -1):
+        for at in reversed(range(len(items))):
             if items[at] == self.stored:
                 items[at : at + 1] = [] if self.now is None else [self.now]
                 return True
         return False
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """A text of which the user has heard only the beginning."""
+class Cut(NamedTuple):
+    """Where an answer was interrupted; text that comes later was not heard either."""
 
-    full: str
+    part: int
+    """The index of the part that was being played."""
     share: float
-    """How much of the audio was played."""
-    length: int | None = None
-    """The length of the text that was heard; None if no text was known at the interruption."""
+    """How much of its audio was played."""
+    length: int | None
+    """The length of its text that was heard; None if no text was known at the interruption."""
 
     @classmethod
-    def of(cls, full: str, share: float) -> Cut:
-        return cls(full, share, len(whole_words(full, share)) if full else None)
+    def of(cls, item: Item, part: int, share: float) -> Cut:
+        text = text_at(item, part)
+        return cls(part, share, len(whole_words(text, share)) if text else None)
 
-    @property
-    def heard(self) -> str:
-        if self.length is None:
-            return whole_words(self.full, self.share)
-        return self.full[: self.length]
-
-    def later(self, text: str) -> Cut:
-        """The cut of a later version of the text: what came since was not heard.
-
-        A shorter text than the one before was cut by the server, which knows better.
-        """
-        if len(text) < len(self.full):
-            return Cut(text, self.share, len(text))
-        return Cut.of(text, self.share) if self.length is None else Cut(text, 1.0, self.length)
-
-    def grown(self, delta: str) -> Cut:
-        return Cut(self.full + delta, self.share, self.length)
+    def heard(self, item: Item) -> Item:
+        """The item without text, and parts, of which nothing was heard."""
+        text = text_at(item, self.part)
+        heard = whole_words(text, self.share) if self.length is None else text[: self.length]
+        is_heard = heard or (self.share and not text)  # of audio without a transcript, too
+        parts = parts_of(with_text(item, self.part, heard, kind="output_audio"))
+        count = self.part + 1 if is_heard else self.part
+        return {**item, "content": parts[:count], "status": "incomplete"}
 
 
 def whole_words(text: str, share: float) -> str:
@@ -75,73 +66,72 @@ def whole_words(text: str, share: float) -> str:
     return text[: length if length - end > LONGEST_WORD else end].rstrip()
 
 
+def parts_of(item: Item) -> list[Item]:
+    """The parts of a message, in a new list."""
+    content = item.get("content")
+    return list(content) if isinstance(content, list) else []
+
+
 def text_field(part: Mapping[str, Any]) -> str:
     """The name of the field that has the text of a part."""
     return "transcript" if "audio" in str(part.get("type")) else "text"
 
 
-def merged(old: Item, new: Item, cuts: dict[int, Cut]) -> Item:
-    """The later version of an item, with what only the earlier one says.
-
-    `cuts` are those of the item's parts, and are changed to those of the later version.
-    """
-    if (kind_of(old), old.get("role")) != (kind_of(new), new.get("role")):
-        return dict(new)
-    item = {**old, **{name: value for name, value in new.items() if value not in (None, "")}}
-    before, after = old.get("content"), new.get("content")
-    if isinstance(before, list) and isinstance(after, list):
-        item["content"] = _merged_parts(before, after, cuts) if after else before
-    return item
+def text_at(item: Item, at: int) -> str:
+    """The text of a part; empty if there is none."""
+    parts = parts_of(item)
+    return parts[at].get(text_field(parts[at])) or "" if at < len(parts) else ""
 
 
-def _merged_parts(old: list[Item], new: list[Item], cuts: dict[int, Cut]) -> list[Item]:
-    parts = list(new)
-    urls = {part.get("image_url") for part in new}
-    for at, part in enumerate(old):
-        # A server may repeat a message without its images.
-        is_image = part.get("type") == "input_image" and part.get("image_url") not in urls
-        if is_image and not (at < len(parts) and parts[at].get("type") == "input_image"):
+def with_text(item: Item, at: int, text: str, *, kind: str) -> Item:
+    """The item with the text of a part. One that there is not yet is made, of this type."""
+    parts = parts_of(item)
+    while len(parts) <= at:
+        parts.append({"type": kind})
+    parts[at] = {**parts[at], text_field(parts[at]): text}
+    return {**item, "content": parts}
+
+
+def merged(old: Item, new: Item) -> Item:
+    """The later version of an item, with what only the earlier one says."""
+    item, before = _with_fields(old, new), parts_of(old)
+    if not before:
+        return item
+    parts = parts_of(new) or before
+    for at, part in enumerate(before):
+        if at < len(parts) and part.get("type") == parts[at].get("type"):
+            parts[at] = _with_fields(part, parts[at])
+        elif part.get("type") == "input_image":
+            # A server may repeat a message without its images.
             parts.insert(at, part)
-    return [
-        _merged_part(old[at] if at < len(old) else {}, part, at, cuts)
-        for at, part in enumerate(parts)
-    ]
+    return {**item, "content": parts}
 
 
-def _merged_part(old: Item, new: Item, at: int, cuts: dict[int, Cut]) -> Item:
-    if old.get("type", new.get("type")) != new.get("type"):
-        return new
-    part = {**old, **{name: value for name, value in new.items() if value not in (None, "")}}
-    name = text_field(part)
-    if at in cuts and new.get(name):
-        cuts[at] = cuts[at].later(new[name])
-        part[name] = cuts[at].heard
-    return part
+def _with_fields(old: Item, new: Item) -> Item:
+    return {**old, **{name: value for name, value in new.items() if value not in (None, "")}}
 
 
-def stored(item: Item, cuts: Mapping[int, Cut]) -> Item | None:
+def stored(item: Item) -> Item | None:
     """The item as it is stored: in the words of runs, with text in place of audio.
 
     None for a message without any content, such as an answer of which nothing was heard: models
     refuse such messages.
     """
     kept = {name: value for name, value in item.items() if name not in _NOT_STORED}
-    is_answer = item.get("role") == "assistant"
-    if item.get("status") in ("incomplete", "in_progress") and item.get("role") != "user":
+    role = item.get("role")
+    if item.get("status") in ("incomplete", "in_progress") and role != "user":
         kept["status"] = "incomplete"
-    if kind_of(item) != "message" or not isinstance(item.get("content"), list):
-        return kept
-    kept["content"] = []
-    for at, part in enumerate(item["content"]):
-        if "audio" not in (kind := str(part.get("type"))) and "text" not in kind:
-            given = {name: value for name, value in part.items() if value is not None}
-            kept["content"].append(given)
-            continue
-        text, cut = part.get(text_field(part)), cuts.get(at)
-        is_unheard = cut is not None and (cut.full or not cut.share)
-        if not text and "audio" in kind and not is_unheard:
-            text = WITHOUT_TRANSCRIPT
-        if text:
-            kind = "output_text" if is_answer else "input_text"
-            kept["content"].append({"type": kind, "text": text})
-    return kept if kept["content"] else None
+    if kind_of(item) == "message" and isinstance(item.get("content"), list):
+        kind = "output_text" if role == "assistant" else "input_text"
+        kept["content"] = [part for each in item["content"] if (part := _stored_part(each, kind))]
+        if not kept["content"]:
+            return None
+    return items_of_reply([kept])[0]
+
+
+def _stored_part(part: Item, text_kind: str) -> Item | None:
+    kind = str(part.get("type"))
+    if "audio" not in kind and "text" not in kind:
+        return {name: value for name, value in part.items() if value is not None}
+    text = part.get(text_field(part)) or (WITHOUT_TRANSCRIPT if "audio" in kind else "")
+    return {"type": text_kind, "text": text} if text else None

@@ -45,7 +45,7 @@ from capsule_tasks.realtime.openai.client_items import client_item
 from capsule_tasks.realtime.openai.response_gate import FREE_CHOICE, Message, ResponseGate, Wish
 from capsule_tasks.realtime.openai.session_update import Session, Updates
 from capsule_tasks.realtime.openai.wire import AudioMessage, ServerMessage
-from capsule_tasks.realtime.playback import StoppedAudio, UnplayedAudio
+from capsule_tasks.realtime.playback import UnplayedAudio
 from capsule_tasks.runs.records import Item
 
 _log = logging.getLogger(__name__)
@@ -150,10 +150,10 @@ class Protocol:
         stopped = self._audio.stop(response_id, self._gate.response_id)
         return [*self._gate.cancel(response_id), *self._truncated(stopped)]
 
-    def _truncated(self, stopped: list[StoppedAudio]) -> list[Message]:
+    def _truncated(self, stopped: list[AudioInterrupted]) -> list[Message]:
         """Tell that audio is not to be played any more; the messages that truncate it."""
         for audio in stopped:
-            self._emit(AudioInterrupted(*audio))
+            self._emit(audio)
         return [
             {
                 "type": "conversation.item.truncate",

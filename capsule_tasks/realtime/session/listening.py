@@ -132,8 +132,6 @@ class ModelListener:
         elif change == "updated":
             self.queue.put(RealtimeHistoryUpdated(self.log.items))
         self.writer.add(self.log.take_final())
-        if corrections := self.log.take_corrections():
-            self.writer.correct(corrections)
         return change
 
     def _item_changed(self, event: ItemChanged) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from capsule_tasks.realtime.model import AudioInterrupted
 from capsule_tasks.realtime.playback import (
     PlaybackTracker,
-    StoppedAudio,
     UnplayedAudio,
     bytes_per_ms,
 )
@@ -90,13 +90,13 @@ def test_audio_is_played_at_its_own_speed_from_its_first_piece(
     for _ in range(4):
         assert audio.add("resp_1", "item_1", 0, ms(250))
     clock.sleep(400)
-    assert audio.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 400, 1000)]
+    assert audio.stop(None, "resp_1") == [AudioInterrupted("item_1", 0, 400, 1000)]
 
 
 def test_no_more_is_played_than_has_come(audio: UnplayedAudio, clock: Clock) -> None:
     audio.add("resp_1", "item_1", 0, ms(100))
     clock.sleep(5000)
-    assert audio.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 100, 100)]
+    assert audio.stop(None, "resp_1") == [AudioInterrupted("item_1", 0, 100, 100)]
 
 
 def test_a_player_that_had_nothing_to_play_goes_on_with_the_next_piece(
@@ -106,7 +106,7 @@ def test_a_player_that_had_nothing_to_play_goes_on_with_the_next_piece(
     clock.sleep(1000)
     audio.add("resp_1", "item_1", 0, ms(100))
     clock.sleep(30)
-    assert audio.stop(None, None) == [StoppedAudio("item_1", 0, 130, 200)]
+    assert audio.stop(None, None) == [AudioInterrupted("item_1", 0, 130, 200)]
 
 
 def test_an_item_is_played_after_the_one_before_it(audio: UnplayedAudio, clock: Clock) -> None:
@@ -116,8 +116,8 @@ def test_an_item_is_played_after_the_one_before_it(audio: UnplayedAudio, clock: 
     clock.sleep(450)
     audio.end("resp_1")
     assert audio.stop(None, None) == [
-        StoppedAudio("item_2", 0, 150, 300),
-        StoppedAudio("item_2", 1, 0, 300),
+        AudioInterrupted("item_2", 0, 150, 300),
+        AudioInterrupted("item_2", 1, 0, 300),
     ]
 
 
@@ -134,9 +134,9 @@ def test_only_the_audio_of_an_answer_is_stopped(audio: UnplayedAudio, clock: Clo
     audio.end("resp_1")
     audio.add("resp_2", "item_2", 0, ms(300))
     clock.sleep(100)
-    assert audio.stop("resp_2", "resp_2") == [StoppedAudio("item_2", 0, 0, 300)]
+    assert audio.stop("resp_2", "resp_2") == [AudioInterrupted("item_2", 0, 0, 300)]
     clock.sleep(100)
-    assert audio.stop(None, None) == [StoppedAudio("item_1", 0, 200, 300)]
+    assert audio.stop(None, None) == [AudioInterrupted("item_1", 0, 200, 300)]
 
 
 def test_what_follows_moves_up_when_an_answer_before_it_is_stopped(
@@ -148,7 +148,7 @@ def test_what_follows_moves_up_when_an_answer_before_it_is_stopped(
     clock.sleep(100)
     audio.stop("resp_1", "resp_2")
     clock.sleep(50)
-    assert audio.stop(None, "resp_2") == [StoppedAudio("item_2", 0, 50, 300)]
+    assert audio.stop(None, "resp_2") == [AudioInterrupted("item_2", 0, 50, 300)]
 
 
 def test_milliseconds_are_rounded_down_so_that_the_server_takes_them(
@@ -156,14 +156,14 @@ def test_milliseconds_are_rounded_down_so_that_the_server_takes_them(
 ) -> None:
     audio.add("resp_1", "item_1", 0, 48 * 100 + 40)
     clock.sleep(200)
-    assert audio.stop(None, None) == [StoppedAudio("item_1", 0, 100, 100)]
+    assert audio.stop(None, None) == [AudioInterrupted("item_1", 0, 100, 100)]
 
 
 def test_other_formats_have_other_lengths(audio: UnplayedAudio, clock: Clock) -> None:
     audio.set_format("g711_ulaw")
     audio.add("resp_1", "item_1", 0, 800)
     clock.sleep(40)
-    assert audio.stop(None, None) == [StoppedAudio("item_1", 0, 40, 100)]
+    assert audio.stop(None, None) == [AudioInterrupted("item_1", 0, 40, 100)]
 
 
 def test_audio_of_a_stopped_answer_is_refused_until_it_has_ended(audio: UnplayedAudio) -> None:
@@ -215,7 +215,7 @@ def test_a_tracker_knows_better_than_the_clock(
     tracked.add("resp_1", "item_1", 0, ms(1000))
     clock.sleep(900)
     tracker.on_play_ms("item_1", 0, 120.7)
-    assert tracked.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 120, 1000)]
+    assert tracked.stop(None, "resp_1") == [AudioInterrupted("item_1", 0, 120, 1000)]
     assert tracker.state() is None, "it was told of the interruption"
 
 
@@ -224,7 +224,7 @@ def test_a_tracker_cannot_have_played_more_than_there_is(
 ) -> None:
     tracked.add("resp_1", "item_1", 0, ms(100))
     tracker.on_play_ms("item_1", 0, 5000)
-    assert tracked.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 100, 100)]
+    assert tracked.stop(None, "resp_1") == [AudioInterrupted("item_1", 0, 100, 100)]
 
 
 def test_a_tracker_cannot_have_played_less_than_nothing(
@@ -232,14 +232,14 @@ def test_a_tracker_cannot_have_played_less_than_nothing(
 ) -> None:
     tracked.add("resp_1", "item_1", 0, ms(100))
     tracker.on_play_ms("item_1", 0, -5)
-    assert tracked.stop(None, "resp_1") == [StoppedAudio("item_1", 0, 0, 100)]
+    assert tracked.stop(None, "resp_1") == [AudioInterrupted("item_1", 0, 0, 100)]
 
 
 def test_audio_that_no_tracker_has_seen_was_played_nobody_knows_how_far(
     tracked: UnplayedAudio,
 ) -> None:
     tracked.add("resp_1", "item_1", 0, ms(100))
-    assert tracked.stop(None, "resp_1") == [StoppedAudio("item_1", 0, None, 100)]
+    assert tracked.stop(None, "resp_1") == [AudioInterrupted("item_1", 0, None, 100)]
 
 
 def test_items_before_the_one_that_is_played_were_played(
@@ -250,8 +250,8 @@ def test_items_before_the_one_that_is_played_were_played(
     tracker.on_play_ms("item_2", 0, 30)
     tracked.end("resp_1")
     assert tracked.stop(None, None) == [
-        StoppedAudio("item_2", 0, 30, 100),
-        StoppedAudio("item_3", 0, 0, 100),
+        AudioInterrupted("item_2", 0, 30, 100),
+        AudioInterrupted("item_3", 0, 0, 100),
     ]
 
 
@@ -262,7 +262,7 @@ def test_a_tracker_that_plays_another_answer_is_not_interrupted(
     tracked.end("resp_1")
     tracked.add("resp_2", "item_2", 0, ms(100))
     tracker.on_play_ms("item_1", 0, 30)
-    assert tracked.stop("resp_2", "resp_2") == [StoppedAudio("item_2", 0, 0, 100)]
+    assert tracked.stop("resp_2", "resp_2") == [AudioInterrupted("item_2", 0, 0, 100)]
     assert tracker.state() == ("item_1", 0, 30)
 
 

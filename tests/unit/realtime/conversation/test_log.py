@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks.realtime.conversation import ConversationLog
-from capsule_tasks.realtime.conversation.versions import WITHOUT_TRANSCRIPT
+from capsule_tasks.realtime.conversation.versions import WITHOUT_TRANSCRIPT, Correction
 from capsule_tasks.realtime.model import (
     AudioDelta,
     AudioInterrupted,
@@ -140,11 +140,6 @@ def test_images_stay_where_the_server_repeats_a_message_without_them() -> None:
     assert log.take_final()[0]["content"] == [images[0], look, images[1]]
 
 
-def test_a_version_of_another_type_replaces_the_item() -> None:
-    log = log_of(ItemChanged(text("x", "hello")), ItemChanged(call("c1", "x")))
-    assert log.items() == [call("c1", "x")]
-
-
 def test_text_grows_without_events_and_a_whole_version_replaces_it() -> None:
     log = log_of(ItemChanged(begun("a1")))
     assert log.apply(delta("a1", "good ")) is None
@@ -211,16 +206,18 @@ SAID = "one two three four five"
 
 @pytest.mark.parametrize(
     ("played_ms", "heard"),
-    [(0, ""), (300, "one"), (500, "one two"), (520, "one two"), (999, "one two three four")],
+    [(0, None), (300, "one"), (500, "one two"), (520, "one two"), (999, "one two three four")],
 )
-def test_an_interrupted_answer_has_the_words_that_were_heard(played_ms: int, heard: str) -> None:
+def test_an_interrupted_answer_has_the_words_that_were_heard(
+    played_ms: int, heard: str | None
+) -> None:
     log = log_of(ResponseStarted("r1"), ItemChanged(begun("a1")), delta("a1", SAID))
     assert log.apply(AudioInterrupted("a1", 0, played_ms, 1000)) == "updated"
-    assert log.items()[0]["content"][0]["transcript"] == heard
+    assert texts(log) == [heard]
     log.apply(delta("a1", " six"))
     log.apply(done(answer("a1", SAID + " six seven", status="completed")))
     log.apply(ResponseEnded("r1", "cancelled"))
-    assert log.items()[0]["content"][0]["transcript"] == heard
+    assert texts(log) == [heard]
     incomplete = [kept("assistant", heard, status="incomplete")] if heard else []
     assert log.take_final() == incomplete
 
@@ -231,12 +228,12 @@ def test_text_that_comes_after_the_interruption_is_cut_too() -> None:
     assert texts(log) == ["one two"]
 
 
-def test_the_servers_own_cut_counts() -> None:
+def test_the_first_interruption_of_an_answer_counts() -> None:
     log = log_of(ItemChanged(begun("a1")), delta("a1", SAID), AudioInterrupted("a1", 0, 500, 1000))
-    log.apply(ItemChanged(answer("a1", "one two three", "incomplete")))
-    assert texts(log) == ["one two three"]
-    log.apply(ItemTruncated("a1", 0, 100, 1000))
-    assert texts(log) == [None]
+    log.apply(delta("a1", " six seven"))
+    assert log.apply(ItemTruncated("a1", 0, 500, 1000)) is None
+    assert log.apply(ItemTruncated("a1", 1, 100, 1000)) is None
+    assert texts(log) == ["one two"]
 
 
 def test_a_truncation_cuts_as_an_interruption_does() -> None:
@@ -247,7 +244,8 @@ def test_a_truncation_cuts_as_an_interruption_does() -> None:
     assert texts(log) == ["one two"]
     log = log_of(done(answer("a1", SAID)))
     log.apply(ItemTruncated("a1", 0, 500, None))
-    assert (texts(log), log.items()[0]["status"]) == ([SAID], "incomplete")
+    log.apply(ItemChanged(answer("a1", SAID + " six")))
+    assert (texts(log), log.items()[0]["status"]) == ([SAID + " six"], "incomplete")
 
 
 @pytest.mark.parametrize("played_ms", [None, 1000, 2000])
@@ -263,17 +261,26 @@ def test_an_answer_that_is_interrupted_after_it_was_handed_out_is_corrected() ->
     half = kept("assistant", "one two", status="incomplete")
     log.apply(AudioInterrupted("a1", 0, 500, 1000))
     log.apply(ItemTruncated("a1", 0, 500, 1000))
-    assert log.take_corrections() == [(kept("assistant", SAID), half)]
-    log.apply(ItemTruncated("a1", 0, 0, 1000))
-    assert log.take_corrections() == [(half, None)]
-    log = log_of(done(answer("a1", SAID)), AudioInterrupted("a1", 0, 500, 1000))
-    told = log.load([kept("assistant", SAID)])
-    log.apply(ItemTruncated(told[0]["id"], 0, 500, 1000))
-    assert log.take_corrections() == []
+    log.apply(done(text("u1", "stop")))
+    stop = kept("user", "stop")
+    assert log.take_final() == [Correction(kept("assistant", SAID), half), stop]
+    log.apply(done(answer("a2", SAID)))
+    assert log.take_final() == [kept("assistant", SAID)]
+    log.apply(AudioInterrupted("a2", 0, 0, 1000))
+    assert log.take_final() == [Correction(kept("assistant", SAID), None)]
+    assert log.take_final() == []
+
+
+def test_an_answer_of_an_earlier_session_is_not_corrected() -> None:
+    log = ConversationLog()
+    [told] = log.load([kept("assistant", SAID)])
+    assert log.apply(ItemTruncated(told["id"], 0, 500, 1000)) == "updated"
+    assert log.take_final(at_end=True) == []
 
 
 def test_audio_without_a_transcript_that_was_heard_in_part_is_stored() -> None:
     log = log_of(ItemChanged(begun("a1")), AudioInterrupted("a1", 0, 500, 1000))
+    log.apply(done(answer("a1", None)))
     heard = kept("assistant", WITHOUT_TRANSCRIPT, status="incomplete")
     assert log.take_final(at_end=True) == [heard]
 
@@ -330,9 +337,9 @@ def test_a_transcript_that_fails_or_is_empty_is_not_waited_for() -> None:
 
 def test_a_transcript_that_comes_before_the_item_is_done_is_enough() -> None:
     log = log_of(ItemChanged(audio("u1")), InputTranscribed("u1", 0, "hello"))
-    assert log.take_final() == []
-    log.apply(done(audio("u1")))
     assert log.take_final() == [kept("user", "hello")]
+    log.apply(done(audio("u1")))
+    assert log.take_final() == []
 
 
 @pytest.mark.parametrize("next_item", [done(text("u2", "so")), InputTranscribed("u2", 0, "so")])

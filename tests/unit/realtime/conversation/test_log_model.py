@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule_tasks.realtime.conversation import ConversationLog
-from capsule_tasks.realtime.conversation.versions import WITHOUT_TRANSCRIPT, stored
+from capsule_tasks.realtime.conversation.versions import (
+    WITHOUT_TRANSCRIPT,
+    Correction,
+    stored,
+)
 from capsule_tasks.realtime.model import (
     AudioInterrupted,
     InputTranscribed,
@@ -75,6 +79,14 @@ def conversations(draw: st.DrawFn) -> tuple[list[list[ModelEvent]], list[Item]]:
     return events, expected
 
 
+def take(taken: list[Item], found: list[Item | Correction]) -> None:
+    for each in found:
+        if isinstance(each, Correction):
+            assert each.apply(taken)
+        else:
+            taken.append(each)
+
+
 @given(conversations(), st.data())
 def test_any_interleaving_is_stored_once_and_in_order(
     conversation: tuple[list[list[ModelEvent]], list[Item]], data: st.DataObject
@@ -95,10 +107,8 @@ def test_any_interleaving_is_stored_once_and_in_order(
         if isinstance(event, ItemChanged) and chosen == announced:
             announced += 1
         assert [item["id"] for item in log.items()] == [f"i{n}" for n in range(announced)]
-        taken += log.take_final()
-        for correction in log.take_corrections():
-            taken[taken.index(correction.stored)] = correction.now or {}
-    taken += log.take_final(at_end=True)
+        take(taken, log.take_final())
+    take(taken, log.take_final(at_end=True))
     assert len(taken) == len(expected)
     for found, wanted, item in zip(taken, expected, log.items(), strict=True):
         if wanted["type"] == "function_call":
@@ -106,9 +116,9 @@ def test_any_interleaving_is_stored_once_and_in_order(
             assert found in (wanted, {**wanted, "status": "incomplete"})
         elif wanted["role"] == "user":
             assert found in (wanted, kept("user", WITHOUT_TRANSCRIPT))
-            assert stored(item, {}) == wanted
+            assert stored(item) == wanted
         else:
-            assert found == wanted == stored(item, {})
+            assert found == wanted == stored(item)
 
 
 @given(st.lists(st.integers(0, 12), max_size=30), st.lists(st.integers(0, 30), max_size=10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -73,8 +74,8 @@ def _maker_of(model: Any) -> Callable[[], RealtimeModel]:
         return OpenAIRealtime
     if isinstance(model, RealtimeModel) and not isinstance(model, type):
         return lambda: model
-    must = "a RealtimeModel, or a function that makes one for each session"
-    check("model", model, callable(model), must)
+    must = "a RealtimeModel, or a function, not an async one, that makes one for each session"
+    check("model", model, callable(model) and not inspect.iscoroutinefunction(model), must)
 
     def make() -> RealtimeModel:
         made: RealtimeModel = model()

@@ -185,6 +185,15 @@ def test_wrong_arguments_of_a_session_are_named(argument: str, value: Any) -> No
         RealtimeRunner(AGENT, FakeModel()).run(**{argument: value})
 
 
+def test_an_async_function_that_makes_models_is_refused() -> None:
+    async def make() -> FakeModel:
+        return FakeModel()
+
+    model: Any = make
+    with pytest.raises(InvalidSetting, match=r"model = .*not an async one"):
+        RealtimeRunner(AGENT, model)
+
+
 async def test_a_function_that_makes_no_model_is_named(model: FakeModel) -> None:
     make: Any = dict
     with pytest.raises(InvalidSetting, match="what the function model makes = "):

@@ -24,7 +24,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     modalities: tuple[Literal["text", "audio"], ...] | None = None
     """What the model answers with: `("text",)` or `("audio",)`."""
     voice: str | Mapping[str, Any] | None = None
-    speed: float | None = None
+    speed: int | float | None = None
     input_format: AudioFormat | None = None
     output_format: AudioFormat | None = None
     transcription: Mapping[str, Any] | Literal["off"] | None = None
@@ -41,6 +41,9 @@ class RealtimeSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Tracing by the model's server."""
     extra: Mapping[str, Any] | None = None
     """More fields of the session, in the words of the server."""
+
+    def __post_init__(self) -> None:
+        check_fields(RealtimeSettings, self)
 
     def over(self, base: RealtimeSettings) -> RealtimeSettings:
         """These settings, with those of `base` where they leave the choice open."""

@@ -148,6 +148,8 @@ def rule_of(kind: Any) -> Rule:
 def _name_of(kind: Any) -> str:
     if get_origin(kind) in {Union, UnionType}:
         return " or ".join(map(_name_of, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
     name: str = getattr(kind, "__origin__", kind).__name__
     return name
 

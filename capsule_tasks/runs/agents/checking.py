@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def check_fields(kind: type, made: Any, about: str = "") -> None:
-    """Refuse values that the annotations of a dataclass do not allow; `about` is in the errors."""
+    """Refuse values that the annotations of a class do not allow; `about` is in the errors."""
     for name, allowed, rule in _rules_of(kind):
         if not rule.allows(value := getattr(made, name)):
             of = f"({about})" if about and name != "name" else ""
@@ -30,7 +30,9 @@ def _rules_of(kind: type) -> list[tuple[str, Any, Rule]]:
     from capsule_tasks.runs.agents.agent import Agent  # noqa: PLC0415  it is made of these classes
 
     hints = get_type_hints(kind, localns={"Agent": Agent}, include_extras=True)
-    return [(each.name, hints[each.name], rule_of(hints[each.name])) for each in fields(kind)]
+    struct_fields = getattr(kind, "__struct_fields__", None)
+    names = struct_fields or [each.name for each in fields(kind)]
+    return [(name, hints[name], rule_of(hints[name])) for name in names]
 
 
 def check(name: str, value: object, is_valid: object, must: str) -> None:

@@ -46,6 +46,7 @@ from capsule_tasks.runs.engine.ports import UNCERTAIN, InProcessPorts, Output
 from capsule_tasks.runs.engine.setup import RunSetup, told_of_handoff
 from capsule_tasks.runs.engine.tools import ToolCaller, withheld
 from capsule_tasks.runs.engine.turn import Turn
+from capsule_tasks.runs.engine.waiting import is_ended_by
 from capsule_tasks.runs.records import GuardrailResult, Item
 from capsule_tasks.runs.state import RunState
 
@@ -168,6 +169,7 @@ class ToolCalls:
 
     async def _answered(self, call: PendingCall) -> None:
         """Make a call as far as that is possible now, and have the model get its output."""
+        task = asyncio.current_task()
         failure = None
         output: Output | None
         try:
@@ -179,6 +181,10 @@ class ToolCalls:
             output = UNCERTAIN
         except UnknownAgent:  # the call is of a state whose graph has another agent
             output = f"There is no tool {call.tool.name!r} any more."
+        except GeneratorExit as error:
+            if is_ended_by(error, task):
+                raise
+            output = f"The tool failed: it raised {error!r}"
         except Exception as error:  # noqa: BLE001  the model would wait for the output in vain
             failure, output = error, withheld(error)
         if output is not None and self._open[call.call_id].table.made(call.call_id):

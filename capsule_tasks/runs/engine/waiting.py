@@ -61,6 +61,20 @@ def is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
+def is_ended_by(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether this error ends the code in `task` from outside; else user code has raised it.
+
+    A coroutine that is closed, as at the end of an event loop, gets a GeneratorExit while its task
+    does not run.
+    """
+    if isinstance(error, GeneratorExit):
+        try:
+            return asyncio.current_task() is not task
+        except RuntimeError:  # no event loop runs
+            return True
+    return isinstance(error, asyncio.CancelledError) and is_cancelled()
+
+
 def _outcome(task: asyncio.Task[T]) -> T | BaseException:
     if task.cancelled():
         return asyncio.CancelledError()

@@ -125,6 +125,46 @@ async def test_wrong_arguments_and_errors_of_a_tool_are_told() -> None:
     assert host.failed == []
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_generator_exit_that_a_tool_raises_is_told_as_an_error(kind: str) -> None:
+    def leave() -> str:
+        raise GeneratorExit
+
+    async def leave_async() -> str:
+        raise GeneratorExit
+
+    tool = function_tool(name="leave")(leave if kind == "sync" else leave_async)
+    async with ToolHost(Agent(name="Shop", tools=[tool])) as host:
+        host.call("leave")
+        await host.settle()
+    assert host.sent == [("c1", "The tool failed: it raised GeneratorExit()")]
+    assert host.kinds == ["tool_start", "tool_end"]
+
+
+async def test_a_call_whose_coroutine_is_closed_has_no_output() -> None:
+    reached = asyncio.Event()
+    ends: list[type[BaseException]] = []
+
+    async def wait(_context: ToolContext) -> None:
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        except BaseException as error:
+            ends.append(type(error))
+            raise
+
+    async with ToolHost(Shop(wait).agent) as host:
+        before = asyncio.all_tasks()
+        host.call("pay", FIVE)
+        [task] = asyncio.all_tasks() - before
+        await reached.wait()
+        coroutine: Any = task.get_coro()
+        coroutine.close()
+        assert (ends, host.outputs) == ([GeneratorExit], {})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_tool_that_raises_ends_the_session_and_the_history_says_why() -> None:
     async def refuse(_context: ToolContext) -> None:
         raise ValueError("no money")

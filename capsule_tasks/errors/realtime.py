@@ -43,6 +43,14 @@ class RealtimeNoAnswer(RetryError, TimeoutError):
     timeout_s: float
 
 
+@described("history {history!r} has not stored the rest of the conversation within {timeout_s:g} s")
+class HistoryNoAnswer(RetryError, TimeoutError):
+    """A write to the history of a session that closes goes on; `close()` waits for it again."""
+
+    history: str
+    timeout_s: float
+
+
 @described("agent {agent!r} has taken over since")
 class AgentReplaced(CallerError, RuntimeError):
     """A handoff of an agent that the model does not work as any more was not made."""

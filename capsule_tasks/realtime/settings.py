@@ -113,7 +113,8 @@ class RealtimeConfig:
     audio_limit_bytes: ByteCount = 16 * 1024 * 1024
     """Audio that waits for a slow consumer; audio that comes then is dropped, and counted."""
     close_timeout_s: PositiveSeconds = 10.0
-    """How long the tools and guardrails of a session that closes may take to end."""
+    """How long the tools and guardrails of a session that closes may take to end, and then the last
+    write to its history."""
 
     def __post_init__(self) -> None:
         check_fields(RealtimeConfig, self)

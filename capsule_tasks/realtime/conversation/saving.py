@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from capsule_tasks.errors import InvalidSetting, ItemNotStorable, ItemTooLarge
+from capsule_tasks.errors import HistoryNoAnswer, InvalidSetting, ItemNotStorable, ItemTooLarge
 from capsule_tasks.realtime.conversation.versions import Correction
 from capsule_tasks.runs.conversation import Conversation, View, conversation_of
+from capsule_tasks.runs.engine.waiting import is_ended_by
 from capsule_tasks.runs.records import Item
 from capsule_tasks.runs.state import RunState
 
@@ -78,14 +79,17 @@ class HistoryWriter:
         if items:
             self._start()
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all items are stored. Raises the error if that fails; it may be repeated.
 
-        A cancel does not stop the write.
+        Neither a cancel nor the timeout stops the write: a repeat waits for the same one.
         """
         self._start()
         if self._task is not None:
-            await asyncio.wait({self._task})
+            _, late = await asyncio.wait({self._task}, timeout=timeout_s)
+            if late and timeout_s is not None:
+                name = getattr(self._history, "session_id", None) or type(self._history).__name__
+                raise HistoryNoAnswer(str(name), timeout_s)
         if error := self._failure or self._refusal:
             raise error
 
@@ -108,6 +112,7 @@ class HistoryWriter:
 
     async def _write(self) -> None:
         """Write the held items, and those that are added meanwhile; then correct stored ones."""
+        task = asyncio.current_task()
         try:
             while self._held or self._corrections:
                 if self._held:
@@ -116,7 +121,11 @@ class HistoryWriter:
                     await self._correct(self._corrections[0])
                     del self._corrections[0]
                 self._failure = None
-        except Exception as error:  # noqa: BLE001  reported, and raised by `flush` if it stays
+        except BaseException as error:  # reported, and raised by `flush` if it stays
+            if isinstance(error, KeyboardInterrupt) or is_ended_by(error, task):
+                raise
+            if not isinstance(error, Exception):
+                error = RuntimeError(f"the history raised {error!r}")
             if self._failure is None:
                 self._report(error)
             self._failure = error

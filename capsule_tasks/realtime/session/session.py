@@ -303,7 +303,7 @@ class RealtimeSession:
 
     async def _store_rest(self) -> None:
         self._writer.add(self._log.take_final(at_end=True))
-        await self._writer.flush()
+        await self._writer.flush(self._config.close_timeout_s)
 
     # --- what the parts of the session may do (SessionHost) ---------------------------------------
 

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule_tasks.errors import InvalidRunState, InvalidSetting, ItemTooLarge, StorageUnavailable
+from capsule_tasks.errors import (
+    HistoryNoAnswer,
+    InvalidRunState,
+    InvalidSetting,
+    ItemTooLarge,
+    StorageUnavailable,
+)
 from capsule_tasks.realtime.conversation import HistoryWriter
 from capsule_tasks.realtime.conversation.versions import Correction
 from capsule_tasks.runs import AgentId, PendingCall, RunState, ServerConversation
@@ -225,6 +231,56 @@ async def test_a_cancel_of_flush_does_not_stop_the_write() -> None:
     history.open.set()
     await writer.flush()
     assert history.batches == [[A]]
+    assert not others()
+
+
+async def test_a_flush_gives_up_waiting_and_a_repeat_waits_for_the_same_write() -> None:
+    history = ListHistory()
+    history.open.clear()
+    writer = writer_of(history)
+    writer.add([A])
+    for _ in range(2):
+        with pytest.raises(HistoryNoAnswer, match=r"'ListHistory' has not stored .* within 0.01 s"):
+            await writer.flush(0.01)
+    history.open.set()
+    await writer.flush(5)
+    assert history.batches == [[A]]
+    assert not others()
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError()], ids=repr
+)
+async def test_whatever_a_history_raises_is_reported_and_raised_by_flush(
+    error: BaseException,
+) -> None:
+    class Raising(ListHistory):
+        def add(self, items: list[Item]) -> None:
+            if not reported:
+                raise error
+            super().add(items)
+
+    reported: list[Exception] = []
+    history = Raising()
+    writer = writer_of(history, report=reported.append)
+    writer.add([A])
+    with pytest.raises(RuntimeError, match=f"the history raised {type(error).__name__}"):
+        await writer.flush()
+    assert len(reported) == 1
+    await writer.flush()
+    assert history.items == [A]
+
+
+async def test_a_write_that_is_cancelled_from_outside_ends() -> None:
+    history = ListHistory()
+    history.open.clear()
+    writer = writer_of(history)
+    writer.add([A])
+    await history.writing.wait()
+    [task] = others()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
     assert not others()
 
 

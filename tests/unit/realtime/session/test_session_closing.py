@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsule_tasks import Agent, Verdict, function_tool, output_guardrail
-from capsule_tasks.errors import RealtimeClosed, RealtimeLost, ToolFailed
+from capsule_tasks.errors import HistoryNoAnswer, RealtimeClosed, RealtimeLost, ToolFailed
 from capsule_tasks.realtime.events import (
     RealtimeErrorEvent,
     RealtimeEvent,
@@ -151,6 +151,30 @@ async def test_all_closers_get_the_first_error_and_a_later_one_makes_the_rest(
     await stage.session.close()
     stage.assert_released()
     assert model.closes == 2
+    assert [item["type"] for item in history.items] == ["function_call_output"]
+
+
+async def test_a_close_waits_for_a_history_that_hangs_only_so_long(model: FakeModel) -> None:
+    gate = Gate()
+
+    class Hanging(ItemList):
+        session_id = "customer-7"
+
+        async def add_items(self, items: list[dict[str, Any]]) -> None:
+            await gate()
+            await super().add_items(items)
+
+    history = Hanging()
+    stage = Stage(model, history)
+    await stage.open_with_running_tool()
+    for _ in range(2):
+        with pytest.raises(HistoryNoAnswer, match=r"history 'customer-7' .* within 0.05 s"):
+            await stage.session.close()
+        with pytest.raises(RealtimeClosed, match="a step of its cleanup failed"):
+            await stage.session.send_message("Hello")
+    gate.released.set()
+    await stage.session.close()
+    stage.assert_released()
     assert [item["type"] for item in history.items] == ["function_call_output"]
 
 

@@ -12,6 +12,7 @@ from capsule_tasks.runs.agents.checking import check_fields
 from capsule_tasks.runs.agents.guardrails import InputGuardrail, OutputGuardrail
 from capsule_tasks.settings import ByteCount, PositiveCount, PositiveSeconds
 
+Modality = Literal["text", "audio"]
 AudioFormat = str | Mapping[str, Any]
 """`pcm16`, `g711_ulaw`, `g711_alaw`, or a format in the words of the server."""
 
@@ -21,7 +22,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     model: str | None = None
     """The name of the model."""
-    modalities: tuple[Literal["text", "audio"], ...] | None = None
+    modalities: tuple[Modality, ...] | list[Modality] | None = None
     """What the model answers with: `("text",)` or `("audio",)`."""
     voice: str | Mapping[str, Any] | None = None
     speed: int | float | None = None

@@ -15,8 +15,8 @@ from capsule_tasks.realtime.settings import RealtimeSettings
     ("field", "value", "must"),
     [
         ("voice", 5, "of type str or a mapping of str to Any, or None"),
-        ("modalities", "text", "a tuple of 'text' or 'audio', or None"),
-        ("modalities", ("text", "smell"), "a tuple of 'text' or 'audio', or None"),
+        ("modalities", "text", "a tuple of 'text' or 'audio' or a list of"),
+        ("modalities", ("text", "smell"), "a tuple of 'text' or 'audio' or a list of"),
         ("speed", "x", "of type int or float, or None"),
         ("speed", True, "of type int or float, or None"),
         ("transcription", "on", "a mapping of str to Any or one of 'off', or None"),
@@ -31,8 +31,8 @@ def test_a_wrong_setting_is_named_with_its_value(field: str, value: Any, must: s
 
 def test_all_that_the_annotations_allow_is_taken() -> None:
     named = {"model": "m", "voice": {"id": "v"}, "input_format": "pcm16", "tracing": "auto"}
-    for speed in (1, 1.5):
+    for speed, modalities in [(1, ("text", "audio")), (1.5, ["text"])]:
         settings = RealtimeSettings(
-            modalities=("text", "audio"), speed=speed, max_output_tokens="inf", **named
+            modalities=modalities, speed=speed, max_output_tokens="inf", **named
         )
         assert settings.over(RealtimeSettings(speed=3)) == settings

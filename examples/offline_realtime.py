@@ -28,7 +28,7 @@ async def realtime_model(rule: Rule) -> AsyncIterator[RealtimeModelConfig]:
 
 
 def _request_of(connection: RealtimeConnection) -> ModelRequest:
-    """What the server was told, as the models of runs are."""
+    """The conversation so far, as a request to a model of runs."""
     tools = (
         ToolSpec(name=tool["name"], description="", parameters={})
         for tool in connection.settings.wire["tools"]

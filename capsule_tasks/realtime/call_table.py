@@ -86,9 +86,10 @@ class CallTable:
         self._is_over = False
 
     def called(self, call: PendingCall) -> Literal["run", "ignore", "send"]:
-        """What to do about a call that the model makes; `send` an output that it does not have.
+        """Take a call that the model makes; the answer says what to do about it.
 
-        Raises CallChanged for a known id with another tool or other arguments.
+        To `send` is to send the output, which the model does not have yet. Raises CallChanged for
+        a known id with another tool or other arguments.
         """
         if self._is_over:
             return "ignore"

@@ -241,7 +241,7 @@ class SendRaw(Command, frozen=True):
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """What a server is told of an agent, and of the session."""
+    """The instructions, tools and settings that a server is told."""
 
     instructions: str
     tools: tuple[ToolSpec, ...]

@@ -10,7 +10,7 @@ from capsule_tasks.realtime.host import AgentSnapshot
 
 @dataclass(slots=True)
 class _Text:
-    """What an item of an answer says so far, and how much of that was checked."""
+    """The text of an item of an answer so far, and how much of the text was checked."""
 
     said: str = ""
     checked_length: int = 0
@@ -60,9 +60,9 @@ class Responses:
         """Those that have not ended, and the latest one: its audio may be played still."""
         self._chars_between_checks = chars_between_checks
         self._inputs: dict[object, AgentSnapshot] = {}
-        """What the current turn answers, and to whom the user said it."""
+        """The inputs that the current turn answers, with the agents that the user spoke to."""
         self._new_inputs: dict[object, AgentSnapshot] = {}
-        """What the next turn answers."""
+        """The inputs that the next turn answers."""
         self._refusals: dict[str, None] = {}
         """Names of guardrails that refuse what the next answer would be about."""
 
@@ -125,7 +125,7 @@ class Responses:
         return answer is not None and answer.is_stopped
 
     def speaker(self, response_id: str) -> AgentSnapshot | None:
-        """Who gives an answer; None if it is forgotten."""
+        """The agent that gives an answer; None if the answer is forgotten."""
         answer = self.answers.get(response_id)
         return None if answer is None else answer.speaker
 

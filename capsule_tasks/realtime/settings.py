@@ -23,7 +23,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     model: str | None = None
     """The name of the model."""
     modalities: tuple[Modality, ...] | list[Modality] | None = None
-    """What the model answers with: `("text",)` or `("audio",)`."""
+    """The form of the answers: `["text"]` or `["audio"]`."""
     voice: str | Mapping[str, Any] | None = None
     speed: int | float | None = None
     input_format: AudioFormat | None = None
@@ -74,7 +74,7 @@ class RealtimeModelConfig:
     """How to reach a realtime model, for one session."""
 
     url: str | None = None
-    """Of the server; None for that of OpenAI."""
+    """The URL of the server; None for that of OpenAI."""
     api_key: str | Callable[[], str | Awaitable[str]] | None = None
     """None for OPENAI_API_KEY of the environment."""
     headers: Mapping[str, str] | None = None

@@ -57,7 +57,7 @@ _MAX_RETRY_S = 2.0
 
 @dataclass(eq=False)
 class _OpenCall:
-    """What a call that the model has no output of is made with."""
+    """The agent and the ports of a call whose output the model does not have yet."""
 
     table: CallTable
     snapshot: AgentSnapshot

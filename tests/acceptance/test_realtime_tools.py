@@ -80,12 +80,12 @@ class Conversation:
 
     @property
     def text_of_tools(self) -> str:
-        """What tools have written so far, in whatever pieces that came."""
+        """The text that tools have written so far, in whatever pieces it came."""
         updates = [each for each in self.seen if isinstance(each, RealtimeToolUpdate)]
         return "".join(each.data["text"] for each in updates if each.kind == "tool_text")
 
     async def stored_output(self) -> str:
-        """What the history has, after the close, as the output of the only call."""
+        """The output of the only call, as the history has it after the close."""
         await self.session.close()
         items = await self.history.get_items()
         (output,) = [item["output"] for item in items if item["type"] == "function_call_output"]

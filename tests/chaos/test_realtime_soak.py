@@ -31,7 +31,7 @@ _SIDE_BY_SIDE = 8
 _SESSION_S = 30.0
 _GROWTH_MIB = 8.0
 _FATES = ("talk", "speak", "call", "leave", "cancel", "call and leave", "close", "reset", "refuse")
-"""What happens to a session. The server looks at the user's message, which says the same."""
+"""The ways in which sessions go on and end. The user's message tells the server which one it is."""
 
 
 @function_tool
@@ -74,7 +74,7 @@ async def test_sessions_that_end_in_every_way_leave_nothing_behind() -> None:
 
 
 def _reply(connection: RealtimeConnection) -> Any:
-    """What the server answers to the last item of the conversation."""
+    """The server's answer to the last item of the conversation."""
     last = connection.conversation.items[-1]
     if last["type"] == "function_call_output":
         return "There is nothing."

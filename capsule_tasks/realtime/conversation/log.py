@@ -180,7 +180,7 @@ class ConversationLog:
         entry, is_updated = self._entry_of(event.item), False
         if entry is None:
             if kind_of(event.item) == "function_call" and call_id_of(event.item) in self._called:
-                # It is not made again; and if it says something else, the output is not of it.
+                # The call is not made again. If it has other arguments, the output is not its own.
                 return False
             entry = self._insert(event.item, event.after)
         elif entry.in_history != "loaded":
@@ -225,7 +225,7 @@ class ConversationLog:
             share = event.played_ms / event.total_ms
             entry.cut = Cut.of(entry.item, event.content_index, share)
         else:
-            # Nobody knows how much was heard: all counts as heard.
+            # The length of the audio is unknown: all of it counts as heard.
             entry.cut = Cut(event.content_index, 1.0, None)
         if entry.in_history == "stored" and before is not None:
             self._corrections.append(Correction(before, stored(entry.now())))

@@ -36,7 +36,7 @@ class HistoryWriter:
         self._state = state
         self._report = report
         self._before = Conversation(seen=View([]), has_history=history is not None)
-        """What is stored of the conversation that the session goes on with, without the items."""
+        """The stored part of the conversation that the session goes on with, without its items."""
         self._stored: list[Item] = []
         """The items that this session has stored."""
         self._held: list[Item] = []

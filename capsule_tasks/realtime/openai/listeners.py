@@ -19,7 +19,7 @@ class Listeners:
         self._of_messages: tuple[Listener, ...] = ()
         """Those that want each message of the server."""
         self.pauses: list[asyncio.Future[None]] = []
-        """What listeners want to be waited for before the next message is read."""
+        """The pauses that must end before the next message is read."""
 
     @property
     def has_any(self) -> bool:

@@ -55,7 +55,7 @@ _FINISHED_ITEMS = 64
 
 
 class Protocol:
-    """What is known of the server's session, on one connection."""
+    """The client's knowledge of the server's session, on one connection."""
 
     def __init__(
         self, model: str, audio: UnplayedAudio, emit: Callable[[ModelEvent], None]

@@ -158,7 +158,7 @@ class _Update(NamedTuple):
 
 
 def _identity(value: Any) -> Any:
-    """What a server repeats as it was told: the instructions, the names of the tools."""
+    """The part of a value that a server repeats unchanged: instructions, or names of tools."""
     if not isinstance(value, list):
         return value
     return [tool.get("name") for tool in value if isinstance(tool, dict)]

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Phase(StrEnum):
-    """What a session is doing. The values are what errors say of it."""
+    """The phases of a session. Errors show their values."""
 
     NEW = "not open yet"
     """Nothing was acquired. Entering the session moves on."""
@@ -124,7 +124,7 @@ class SessionLife:
         task.result()
 
     async def ask(self, work: Coroutine[Any, Any, T], about: str) -> T:
-        """What such a task answers. A cancel of the caller cuts it, and so does a close."""
+        """Do this in such a task, and return the result. A cancel of the caller cuts it, too."""
         task = self.start(work, about)
         try:
             return await task

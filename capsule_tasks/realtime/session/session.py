@@ -160,7 +160,7 @@ class RealtimeSession:
 
     @property
     def state(self) -> RunState:
-        """What another session, or a run, needs to go on from here once this session is closed."""
+        """The state with which another session, or a run, goes on once this session is closed."""
         book = self._run.book if self._transitions is None else self.snapshot.run.book
         state = replace(
             self._state,

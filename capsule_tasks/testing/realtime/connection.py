@@ -69,7 +69,7 @@ class RealtimeConnection:
         self.received: list[Message] = []
         """The messages of the client, in order."""
         self.headers = {} if websocket.request is None else dict(websocket.request.headers.items())
-        """Of the client's handshake."""
+        """The headers of the client's handshake."""
         self.path = "" if websocket.request is None else websocket.request.path
         self.is_open = True
         self.close_code: int | None = None

@@ -93,7 +93,7 @@ class Conversation:
         """How much audio was made, by the id of the model's item."""
         self.buffer = bytearray()
         self.heard_bytes = 0
-        """Of all audio of the user, committed or not."""
+        """The bytes of all audio of the user, committed or not."""
 
     def find(self, item_id: str, doing: str) -> Item:
         for item in self.items:

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class Rule:
-    """What the server does with some messages, in place of its regular answer."""
+    """A way to treat some messages, in place of the server's regular answer."""
 
     is_meant: Callable[[Message], bool]
     refusal: Refused | None

@@ -53,7 +53,7 @@ class NotedTools:
 
 
 class Noted:
-    """What has come so far, of several types; each type has a place up to which it was taken."""
+    """Events of several types, as they come. Each type has a place up to which it was taken."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -89,7 +89,7 @@ class Talk:
         self.session = session
         self.server = server
         self.replies = replies
-        """What the model says next. With nothing here its responses are empty."""
+        """The next replies of the model, whose responses are empty without them."""
         self._events = Noted()
         self._model_events = Noted()
         self._heard: Counter[str] = Counter()

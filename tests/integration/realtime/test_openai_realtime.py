@@ -312,7 +312,7 @@ async def test_nothing_comes_between_a_condition_and_the_write(
 
 
 async def test_send_of_websockets_writes_before_it_waits(server: RealtimeServer) -> None:
-    """What `send_event_if` stands on. A release that changes it must not be allowed."""
+    """`send_event_if` relies on this: a release that changes it must not be allowed."""
     async with connect(server.url, write_limit=0) as client:
         sending = client.send(b"{}", text=True)
         with pytest.raises(StopIteration):  # it has not waited for anything

@@ -67,7 +67,7 @@ SOCKET = {"connect", "recv", "send", "close", "close done"}
 
 
 class Fault(Exception):
-    """What goes wrong."""
+    """The injected error."""
 
 
 class Awaits:

@@ -28,7 +28,7 @@ from tests.unit.realtime.noted_guardrails import Guardrail
 
 
 class Session:
-    """What a session does with its `Guarding`, on a host that notes the effects."""
+    """Calls a `Guarding` as a session does, on a host that notes the effects."""
 
     def __init__(self, agent: Agent | None = None, every: int = 5, **config: Any) -> None:
         self.host = FakeHost(agent or Agent(name="Agent"))
@@ -46,7 +46,7 @@ class Session:
         self.guarding.ended(ResponseEnded(response_id, status))
 
     async def settled(self) -> list[str]:
-        """What was done once all checks have ended, in words and in order."""
+        """The effects once all checks have ended, in words and in order."""
         await self.host.settle()
         return [spelled(each) for each in self.host.order]
 

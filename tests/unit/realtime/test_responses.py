@@ -188,7 +188,7 @@ class Sessions(RuleBasedStateMachine):
         self.running: list[Check] = []
         self.stopped: set[str] = set()
         self.story: list[tuple[str, str]] = []
-        """What came for inputs: ("input", id) and ("answer", id)."""
+        """The inputs and answers in order: ("input", id) and ("answer", id)."""
         self.waiting: list[str] = []
         """Inputs that are not judged yet."""
         self.refused = False

@@ -220,7 +220,7 @@ class Server(RuleBasedStateMachine):
         for message in messages:
             if message["type"] == "response.create":
                 self.creates_since_done += 1
-                # What was said before this create is what its response answers.
+                # The response to this create answers all that was said before it.
                 self.to_server.append({**message, "answers": set(self.wished)})
             else:
                 self.to_server.append(message)

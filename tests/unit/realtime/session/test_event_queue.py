@@ -46,7 +46,7 @@ def run_until_it_waits(queue: EventQueue) -> RealtimeEvent | None:
 
 
 class Expected:
-    """What a consumer that takes everything now must get."""
+    """The events that a consumer gets who takes everything now."""
 
     def __init__(self) -> None:
         self.events: list[RealtimeEvent] = []

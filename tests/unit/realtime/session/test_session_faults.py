@@ -28,7 +28,7 @@ QUIET = RealtimeConfig(close_timeout_s=5)
 
 
 class Fault(Exception):
-    """What goes wrong."""
+    """The injected error."""
 
 
 class Steps:
